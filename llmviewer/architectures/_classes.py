@@ -32,7 +32,7 @@ _GENERATING: Final = (  # endings of classes with a head of words
     "ForSpeechSeq2Seq", "ForSeq2SeqLM", "ForMultimodalLM", "ForMaskedLM", "ForPreTraining", "MTModel", "VLChatModel",
     "ModelLM",
 )  # fmt: skip
-_WHOLE: Final = (  # classes that have a head of words though they are named as those without
+_CLASSES_WITH_HEAD: Final = (  # classes that have a head of words though they are named as those without
     "ChatGLMModel", "AquilaModel", "Qwen2_5OmniModel", "GritLM", "NVLM_D_Model", "Blip2Model",
     "DreamModel",
 )  # fmt: skip
@@ -63,13 +63,13 @@ class OutputHead:
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         x = with_rows(x, self.rows)
-        made: tuple[Operator, ...] = ()
+        launches: tuple[Operator, ...] = ()
         if self.hidden:
             inner = parts.linear(f"{self.name}_dense", x, replace(x, name=f"{self.name}_dense"), bias=True)
-            made = (inner, parts.activate(f"{self.name}_act", "relu", inner.result))
-            x = result(made)
+            launches = (inner, parts.activate(f"{self.name}_act", "relu", inner.result))
+            x = result(launches)
         out = with_rows(parts.tensor(self.name, self.classes), self.rows)
-        return (*made, parts.linear(self.name, x, out, bias=self.bias))
+        return (*launches, parts.linear(self.name, x, out, bias=self.bias))
 
 
 _BARE: Final = OutputHead()
@@ -106,34 +106,34 @@ def as_named(config: Section, graph: Graph, fmt: Format) -> tuple[Graph, tuple[s
         config.ignore("add_cross_attention")
     else:
         require_false(config, "add_cross_attention", "cross-attention of a decoder by itself is not known")
-    told: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     if _both_ways(config, named):
-        seen = partial(_seen_both_ways, halved=_halved(config))
-        causal, graph = graph, Graph(tuple(map(partial(_one_pass, config=config, mask=seen), graph.blocks)))
+        bidirectional = partial(_seen_both_ways, halved=_halved(config))
+        causal, graph = graph, Graph(tuple(map(partial(_one_pass, config=config, mask=bidirectional), graph.blocks)))
         if graph != causal:  # else it is that of an encoder
-            told = ("every token attends to all of the input: one pass, no decode",)
+            notes = ("every token attends to all of the input: one pass, no decode",)
     if draft_type(config):
-        return graph, (f"{named} drafts for another model: --with speculative:draft={config.file}", *told)
+        return graph, (f"{named} drafts for another model: --with speculative:draft={config.file}", *notes)
     words = any(isinstance(op, LMHead) for block, op in graph if block.main)
     if not words and named and not read and not named.endswith(("Model", *_GENERATING)):
         return graph, (
-            *told,
+            *notes,
             f"the class {named} is not known: counts as the bare model of {config.text('model_type')}",
         )
-    if not words or not named or named in _WHOLE or named.endswith(_GENERATING):
-        return graph, told
+    if not words or not named or named in _CLASSES_WITH_HEAD or named.endswith(_GENERATING):
+        return graph, notes
     for part, instead in _DRAFTS.items():
         if part in named:
             raise config.error("architectures", f"{named} is {instead}")
     ending = next((ending for ending in _HEADS if named.endswith(ending)), None)
     if ending is None:
-        return graph, (*told, f"the class {named} is not known: counts as a causal language model")
+        return graph, (*notes, f"the class {named} is not known: counts as a causal language model")
     head = _HEADS[ending](config)
     blocks = (_headed(block, fmt, head) for block in graph.blocks)
     graph = Graph(tuple(_one_pass(block, config=config, mask=_unkept) for block in blocks if block.operators))
     if head == _BARE:
-        told = (f"the class {named} has no head: one pass, no decode", *told)
-    return graph, told
+        notes = (f"the class {named} has no head: one pass, no decode", *notes)
+    return graph, notes
 
 
 def _both_ways(config: Section, named: str) -> bool:
@@ -156,8 +156,8 @@ def _headed(block: Block, fmt: Format, head: OutputHead) -> Block:
     if words is None or not block.main:
         return block
     before = tuple(op for op in block.operators[: block.operators.index(words)] if head.classes or not _of_words(op))
-    made = head.operators(Parts(format=fmt), words.inputs[0]) if head.classes else ()
-    operators = (*before, *made)
+    launches = head.operators(Parts(format=fmt), words.inputs[0]) if head.classes else ()
+    operators = (*before, *launches)
     return replace(block, operators=operators, output=result(operators).name) if operators else _EMPTY
 
 
@@ -191,11 +191,11 @@ def _one_pass(block: Block, *, config: Section, mask: Callable[[Mask], Mask | No
     def changed(op: Operator) -> Operator:
         if not isinstance(op, Attention | Rope):
             return op.with_tensors(partial(_dropped, written=written, read=None))
-        seen = mask(op.heads.mask)
-        if seen is None:
+        new_mask = mask(op.heads.mask)
+        if new_mask is None:
             raise config.error("is_causal", f"must be true: attention to {op.heads.mask} is not known both ways")
-        made: Operator = replace(op, heads=replace(op.heads, mask=seen))
-        return made.with_tensors(partial(_dropped, written=written, read=seen.keys_read))
+        masked: Operator = replace(op, heads=replace(op.heads, mask=new_mask))
+        return masked.with_tensors(partial(_dropped, written=written, read=new_mask.keys_read))
 
     return block.map(changed)
 

@@ -92,7 +92,7 @@ _ENDINGS: Final = """
     vision visual audio text encoder decoder model qformer adapter assistant vqgan tokenizer talker dit token2wav
     bigvgan head projector hifigan codebook transformer patcher timestamp
 """
-_WHOLE: Final = "give the config of the whole model"
+_GIVE_WHOLE_MODEL: Final = "give the config of the whole model"
 _TRACE: Final = "give package.module:callable to trace its module"
 
 
@@ -103,7 +103,7 @@ class UnsupportedKind(NamedTuple):
     instead: str = ""
 
 
-def kind_of(model_type: str, known: Iterable[str]) -> UnsupportedKind | None:
+def kind_of(model_type: str, model_types: Iterable[str]) -> UnsupportedKind | None:
     """The kind of a model_type that is not analyzed, or a part of one; None if it is not known.
 
     `known` are the model types that are analyzed.
@@ -112,16 +112,16 @@ def kind_of(model_type: str, known: Iterable[str]) -> UnsupportedKind | None:
         for kind, listed in table.items():
             if model_type in listed.split():
                 return UnsupportedKind(kind, instead)
-    if whole := _whole(model_type, known):
-        return UnsupportedKind(f"a part of {whole}", _WHOLE)
+    if whole_model := _whole_model_type(model_type, model_types):
+        return UnsupportedKind(f"a part of {whole_model}", _GIVE_WHOLE_MODEL)
     every = (name for table in (_KINDS, _LANGUAGE) for listed in table.values() for name in listed.split())
-    if owner := _whole(model_type, every):
+    if owner := _whole_model_type(model_type, every):
         whole_kind = kind_of(owner, ())
         return UnsupportedKind(f"a part of {owner}, {whole_kind.what}" if whole_kind else f"a part of {owner}", _TRACE)
-    return UnsupportedKind("a part of a larger model", _WHOLE) if model_type in _PARTS.split() else None
+    return UnsupportedKind("a part of a larger model", _GIVE_WHOLE_MODEL) if model_type in _PARTS.split() else None
 
 
-def _whole(model_type: str, types: Iterable[str]) -> str:
+def _whole_model_type(model_type: str, types: Iterable[str]) -> str:
     """The longest of `types` that `model_type` names a part of; empty if none."""
     written = model_type.replace("-", "_")
     if not any(word in _ENDINGS.split() for word in written.split("_")[1:]):

@@ -9,13 +9,13 @@ from math import fsum, log
 from .._layout import data_dir
 from ..documents import read_yaml
 
-_SHOWN = 4  # fields that are told
+_MAX_FIELDS_NAMED = 4  # fields that are told
 _SILENT_FIELDS = """
     architectures auto_map dtype ep_size model_type pretraining_tp quantization_config seq_aux torch_dtype use_cache
 """
 _SILENT = frozenset(_SILENT_FIELDS.split())  # of how a model was made and is kept, not of what it is
 _COMMON = log(2)  # weight of fields that half of all have, which tell nothing
-_LESS = 0.2  # what a field counts that the family has and the config has not
+_MISSING_FIELD_WEIGHT = 0.2  # what a field counts that the family has and the config has not
 _SUFFIXES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "Model")
 
 
@@ -31,18 +31,22 @@ def nearest_family(config: Mapping[str, object]) -> tuple[str, tuple[str, ...]] 
         kinds.setdefault(str(shipped["model_type"]), set()).update(_fields(shipped))
     having = Counter(field for fields in kinds.values() for field in fields)
     weights = {field: log(len(kinds) / number) for field, number in having.items()}
-    own = _fields(config) & weights.keys()
-    if not any(weights[field] > _COMMON for field in own):
+    config_fields = _fields(config) & weights.keys()
+    if not any(weights[field] > _COMMON for field in config_fields):
         return None
 
     def likeness(kind: str) -> float:
-        return _weight(own & kinds[kind], weights) / (
-            _weight(own, weights) + _LESS * _weight(kinds[kind] - own, weights)
+        return _weight(config_fields & kinds[kind], weights) / (
+            _weight(config_fields, weights) + _MISSING_FIELD_WEIGHT * _weight(kinds[kind] - config_fields, weights)
         )
 
     best = max(sorted(kinds), key=likeness)
-    told = [field for field in own & kinds[best] if weights[field] > _COMMON]
-    return (best, tuple(sorted(told, key=lambda field: (-weights[field], field))[:_SHOWN])) if told else None
+    shared_fields = [field for field in config_fields & kinds[best] if weights[field] > _COMMON]
+    return (
+        (best, tuple(sorted(shared_fields, key=lambda field: (-weights[field], field))[:_MAX_FIELDS_NAMED]))
+        if shared_fields
+        else None
+    )
 
 
 def class_name(config: Mapping[str, object]) -> str:

@@ -45,12 +45,12 @@ def build(config: Section, fmt: Format) -> Graph:
     mixer = attention(config, grouped_heads(config, window=sliding_window(config)), share=1)
     every = config.integer("moe_layer_frequency", 2)
     inner, hidden = config.integer("intermediate_size"), config.integer("hidden_size")
-    beside = config.flag("use_residual", default=config.flag("parallel_attn_mlp_res", default=False))
+    has_residual_mlp = config.flag("use_residual", default=config.flag("parallel_attn_mlp_res", default=False))
     moe: Experts = experts(config, "num_local_experts", "num_experts_per_tok", inner=inner)
     dense_network: FeedForward = dense(config)
     plain = Layer(mixer=mixer, feed_forward=dense_network, name="dense")
     sparse = Layer(mixer=mixer, feed_forward=moe, name="moe")
-    if beside:
+    if has_residual_mlp:
         wide = Mlp(inner=hidden, act=moe.act, gated=True)
         sparse = DenseAndExperts(mixer=mixer, feed_forward=moe, dense=wide, name="moe")
     layers = [plain if (index + 1) % every else sparse for index in range(config.count("num_hidden_layers"))]

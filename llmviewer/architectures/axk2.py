@@ -29,17 +29,17 @@ class GatedLatentAttention(LatentAttention):
     def _queries(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         down = parts.project("q_a_proj", x, self.q_rank, bias=self.bias)
         norm = parts.norm("q_a_norm", down.result, kind=NormKind.RMS)
-        both = parts.tensor("q_a_norm", 2 * self.q_rank)  # what was normalized, and beside it what it was
-        norm = replace(norm, outputs=(both,), ops_per_element=norm.ops_per_element / 2)
+        joined_tensor = parts.tensor("q_a_norm", 2 * self.q_rank)  # what was normalized, and beside it what it was
+        norm = replace(norm, outputs=(joined_tensor,), ops_per_element=norm.ops_per_element / 2)
         outputs = (parts.tensor("q_b_proj", self.heads.q_width), self._gate(parts))
-        return (down, norm, parts.linear("q_gate_proj", both, *outputs))
+        return (down, norm, parts.linear("q_gate_proj", joined_tensor, *outputs))
 
     def _gate(self, parts: Parts) -> Tensor:
         return parts.tensor("attn_gate", self.num_heads * self.value_dim)
 
     def _attended(self, parts: Parts, q: Tensor, latent: Tensor, *rotated: Tensor) -> tuple[Operator, ...]:
-        made = super()._attended(parts, q, latent, *rotated)
-        return (*made, _scaled("gated_attention", result(made), self._gate(parts)))
+        operators = super()._attended(parts, q, latent, *rotated)
+        return (*operators, _scaled("gated_attention", result(operators), self._gate(parts)))
 
 
 @frozen(kw_only=True)
@@ -53,9 +53,9 @@ class Gated:
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         down = parts.project(f"{self.name}_gate_down", x, self.rank)
         act = parts.activate(f"{self.name}_gate_act", "silu", down.result)
-        up = parts.project(f"{self.name}_gate_up", act.result, x.width)
-        scaled = _scaled(f"{self.name}_gated_norm", x, up.result)
-        return (down, act, up, scaled, *self.run.operators(parts, scaled.result))
+        up_proj = parts.project(f"{self.name}_gate_up", act.result, x.width)
+        scaled = _scaled(f"{self.name}_gated_norm", x, up_proj.result)
+        return (down, act, up_proj, scaled, *self.run.operators(parts, scaled.result))
 
 
 def _scaled(name: str, x: Tensor, gate: Tensor) -> Elementwise:

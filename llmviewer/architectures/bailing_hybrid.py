@@ -75,8 +75,8 @@ def _graph(
         True: ("sparse", shared_experts(config, 1)),
         False: ("dense", dense(config)),
     }
-    *layers, further = crossed(mixers, networks, zip([*latent, True], [*sparse, True], strict=True))
-    prediction = Prediction.of(config, "num_nextn_predict_layers", further)
+    *layers, prediction_layer = crossed(mixers, networks, zip([*latent, True], [*sparse, True], strict=True))
+    prediction = Prediction.of(config, "num_nextn_predict_layers", prediction_layer)
     return decoder(config, layers, prediction=prediction).graph(fmt)
 
 

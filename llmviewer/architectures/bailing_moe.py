@@ -53,8 +53,8 @@ def _graph(config: Section, fmt: Format, linear: list[bool], sparse: list[bool])
         True: ("moe", shared_experts(config)),
         False: ("dense", dense(config)),
     }
-    *layers, further = crossed(mixers, networks, zip([*linear, False], [*sparse, sparse[-1]], strict=True))
-    prediction = Prediction.of(config, "num_nextn_predict_layers", further)
+    *layers, prediction_layer = crossed(mixers, networks, zip([*linear, False], [*sparse, sparse[-1]], strict=True))
+    prediction = Prediction.of(config, "num_nextn_predict_layers", prediction_layer)
     return decoder(config, layers, prediction=prediction).graph(fmt)
 
 
@@ -119,10 +119,10 @@ class NormedLightningAttention:
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         heads, width = self.heads, self.heads.q_width
         q, k, v = (parts.tensor(f"{name}_proj", width) for name in "qkv")
-        made: tuple[Operator, ...] = (parts.linear("qkv_proj", x, q, k, v, bias=self.bias),)
+        launches: tuple[Operator, ...] = (parts.linear("qkv_proj", x, q, k, v, bias=self.bias),)
         if self.qk_norm:
             norms = [parts.norm(f"{t.name[0]}_norm", t, shared=heads.num_heads) for t in (q, k)]
-            made, (q, k) = (*made, *norms), (norm.result for norm in norms)
+            launches, (q, k) = (*launches, *norms), (norm.result for norm in norms)
         turned = (parts.tensor("q_rope", width), parts.tensor("k_rope", width))
         rope = Rope(name="rope", inputs=(q, k), outputs=turned, heads=heads, rotary_dim=self.rotary_dim)
         scan = linear_scan(parts, (*turned, v), heads=heads.num_heads, key_dim=heads.head_dim, chunk=self.chunk)
@@ -135,4 +135,4 @@ class NormedLightningAttention:
             weights={"g_norm.weight": width},
             normed=width // self.groups,
         )
-        return (*made, rope, scan, gate, norm, parts.project("o_proj", norm.result, x.width, bias=self.o_bias))
+        return (*launches, rope, scan, gate, norm, parts.project("o_proj", norm.result, x.width, bias=self.o_bias))

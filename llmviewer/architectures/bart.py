@@ -21,7 +21,7 @@ from .blocks.encoder import CrossAttention, CrossLayer, Encoder, both_ways, hold
 from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import require_true
 from .blocks.parts import NormKind, Parts, activation, heads_of
-from .blocks.tower import beside, held
+from .blocks.tower import auxiliary_block, unused_weights
 
 _TASKS: Final = {"ForConditionalGeneration": "pair", "ForCausalLM": "decoder", "MTModel": "pair", "Model": "pair"}
 _IGNORED: Final = """
@@ -128,8 +128,10 @@ def _built(config: Section, fmt: Format, family: TranslatorFamily, network: Netw
             return [network(config, side, index) for index in layers]
         return [_mlp(config, side, family.act)] * len(layers)
 
-    own, other = (heads_of(config, hidden, f"{side}_attention_heads") for side in ("encoder", "decoder"))
-    ahead, behind = (SelfAttention(heads=heads, qkv_bias=True, o_bias=True) for heads in (both_ways(own), other))
+    encoder_heads, other = (heads_of(config, hidden, f"{side}_attention_heads") for side in ("encoder", "decoder"))
+    ahead, behind = (
+        SelfAttention(heads=heads, qkv_bias=True, o_bias=True) for heads in (both_ways(encoder_heads), other)
+    )
     cross = CrossAttention(heads=other, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
     last = family.residual is Residual.PRE
     encoder = Encoder(
@@ -159,7 +161,7 @@ def _built(config: Section, fmt: Format, family: TranslatorFamily, network: Netw
         final_norm=last,
     )
     if kind == "decoder":
-        return _alone(decoder, behind, config, fmt)
+        return _decoder_only(decoder, behind, config, fmt)
     if decoder.tied:
         return pair(encoder, decoder, fmt)
     # Untied, both sides have a table of their own, beside one that nothing reads.
@@ -168,7 +170,7 @@ def _built(config: Section, fmt: Format, family: TranslatorFamily, network: Netw
     return Graph((replace(first, operators=(embed, *first.operators[1:])), *others))
 
 
-def _alone(decoder: Decoder, attention: SelfAttention, config: Section, fmt: Format) -> Graph:
+def _decoder_only(decoder: Decoder, attention: SelfAttention, config: Section, fmt: Format) -> Graph:
     """The decoder without an encoder; its layers hold cross-attention that nothing runs."""
     config.ignore(*(f"encoder_{field}" for field in ("layers", "ffn_dim", "attention_heads")))
     layers = [
@@ -179,8 +181,8 @@ def _alone(decoder: Decoder, attention: SelfAttention, config: Section, fmt: For
     shapes: dict[str, tuple[int, ...]] = {f"cross_{name}.weight": (width, width) for name in "qkvo"}
     shapes |= {name.replace("weight", "bias"): (width,) for name in shapes}
     shapes |= {f"cross_norm.{part}": (width,) for part in ("weight", "bias")}
-    unused = held("cross", Parts(format=fmt), shapes, len(layers))
-    return Graph((beside(unused, name="unused"), *replace(decoder, layers=layers).graph(fmt).blocks))
+    unused = unused_weights("cross", Parts(format=fmt), shapes, len(layers))
+    return Graph((auxiliary_block(unused, name="unused"), *replace(decoder, layers=layers).graph(fmt).blocks))
 
 
 def _mlp(config: Section, side: str, act: str) -> Mlp:

@@ -21,7 +21,7 @@ from .blocks.decoder import Layer, Residual
 from .blocks.encoder import Encoder, Head, both_ways, task
 from .blocks.feed_forward import Mlp
 from .blocks.fields import labels_of, require_false
-from .blocks.parts import Parts, activation, again, heads_of
+from .blocks.parts import Parts, activation, heads_of, reused_weight
 from .t5 import TABLE, RelativeAttention
 
 _TASKS: Final = {
@@ -70,8 +70,8 @@ def build_distilbert(config: Section, fmt: Format) -> Graph:
     """BERT with half the layers, no token types and no pooler (arXiv:1910.01108)."""
     plain = {"dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads"}
     renamed = plain | {"hidden_dim": "intermediate_size", "activation": "hidden_act"}
-    said = {new: value for old, new in renamed.items() if (value := config.get(old)) is not None}
-    data = {**config.data, **said, "type_vocab_size": None}
+    renamed_fields = {new: value for old, new in renamed.items() if (value := config.get(old)) is not None}
+    data = {**config.data, **renamed_fields, "type_vocab_size": None}
     config.ignore(*renamed)
     return encoder(config.with_data(data), fmt, pooler=False, pool_act="relu", types=0)
 
@@ -84,8 +84,8 @@ def build_albert(config: Section, fmt: Format) -> Graph:
     layer = _layer(config, act="gelu_new")
     group = [index * groups // count for index in range(count)]
     first = [index == 0 or group[index] != group[index - 1] for index in range(count)]
-    again = SharedLayer(**{f: getattr(layer, f) for f in ("mixer", "feed_forward", "residual")}, name="shared")
-    layers = [layer if owns else again for owns in first for _ in range(inner)]
+    shared_layer = SharedLayer(**{f: getattr(layer, f) for f in ("mixer", "feed_forward", "residual")}, name="shared")
+    layers = [layer if owns else shared_layer for owns in first for _ in range(inner)]
     return encoder(config, fmt, pooler=True, layers=layers, embed_width=128, act="gelu_new")
 
 
@@ -95,15 +95,15 @@ def build_mpnet(config: Section, fmt: Format) -> Graph:
     buckets = config.integer("relative_attention_num_buckets", 32)
     mixer = RelativeAttention(attention=replace(_attention(config), alibi=True), buckets=buckets)
     layers = [replace(_layer(config, act="gelu"), mixer=mixer)] * config.count("num_hidden_layers")
-    held = {TABLE: (buckets, config.integer("num_attention_heads"))}
-    return encoder(config, fmt, pooler=True, types=0, layers=layers, held=held)
+    shapes = {TABLE: (buckets, config.integer("num_attention_heads"))}
+    return encoder(config, fmt, pooler=True, types=0, layers=layers, held=shapes)
 
 
 class SharedLayer(Layer):
     """A layer that has the weights of one before it."""
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        return tuple(op.with_weights(again) for op in super().operators(parts, x))
+        return tuple(op.with_weights(reused_weight) for op in super().operators(parts, x))
 
 
 def encoder(
@@ -179,7 +179,7 @@ def _heads(config: Section, hidden: int, width: int, *, pooler: bool, pool_act: 
     pooled = Head(first=True, dense=hidden, act=pool_act)
     labels = labels_of(config)
     kind = config.text("model_type")
-    made = {
+    heads = {
         "words": (words,),
         "pretraining": (Head(dense=hidden, act=act, classes=1),)
         if kind == "electra"
@@ -191,4 +191,4 @@ def _heads(config: Section, hidden: int, width: int, *, pooler: bool, pool_act: 
         "next": (replace(pooled, classes=2),),
         "bare": (pooled,) if pooler else (),
     }
-    return made[task(config, _TASKS, "Model")]
+    return heads[task(config, _TASKS, "Model")]

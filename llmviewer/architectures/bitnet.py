@@ -41,8 +41,8 @@ def build(config: Section, fmt: Format) -> Graph:
     return decoder(config, layer).graph(fmt)
 
 
-def _normed(parts: Parts, made: tuple[Operator, ...], name: str) -> tuple[Operator, ...]:
+def _normed(parts: Parts, operators: tuple[Operator, ...], name: str) -> tuple[Operator, ...]:
     """`made` with a norm before the last of them."""
-    *before, last = made
+    *before, last = operators
     norm = parts.norm(name, result(tuple(before)))
     return (*before, norm, replace(last, inputs=norm.outputs))

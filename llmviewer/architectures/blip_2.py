@@ -118,15 +118,20 @@ class InstructedLayer(Layer):
             raise RuntimeError("a layer of a Q-Former without attention or MLP")
         attended = self._branch(parts, x, self.mixer, "attn")
         side = with_rows(result(attended), of_pictures(self.queries))
-        made: tuple[Operator, ...] = ()
+        launches: tuple[Operator, ...] = ()
         for name, run in (("cross", self.cross), ("mlp", self.feed_forward)):
             if run:
-                branch = self._branch(parts, result(made) if made else side, run, name)
-                made = (*made, *_with_tokens(branch, self.queries))
+                branch = self._branch(parts, result(launches) if launches else side, run, name)
+                launches = (*launches, *_with_tokens(branch, self.queries))
         words = with_rows(result(attended), of_pictures(self.words))
         read = _with_tokens(self._branch(parts, words, self.reading, "words_mlp"), self.words)
         out = parts.tensor("sides", x.width)
-        return (*attended, *made, *read, Permute(name=out.name, inputs=(result(made), result(read)), outputs=(out,)))
+        return (
+            *attended,
+            *launches,
+            *read,
+            Permute(name=out.name, inputs=(result(launches), result(read)), outputs=(out,)),
+        )
 
 
 def _with_tokens(operators: tuple[Operator, ...], tokens: int) -> tuple[Operator, ...]:
@@ -145,9 +150,9 @@ def _instructed(parts: Parts, config: Section, tower: Tower, queries: int, words
     }
     read = parts.embed("words", tables, hidden)
     sides = (*_with_tokens((embed,), queries), *_with_tokens((read,), words))
-    both = parts.tensor("sides", hidden)
-    join = Permute(name=both.name, inputs=tuple(op.result for op in sides), outputs=(both,))
-    norm = parts.norm("queries_norm", both)
+    joined_tensor = parts.tensor("sides", hidden)
+    join = Permute(name=joined_tensor.name, inputs=tuple(op.result for op in sides), outputs=(joined_tensor,))
+    norm = parts.norm("queries_norm", joined_tensor)
     stream = images(queries + words)
     first = Block(name="queries", operators=(*sides, join, norm), input="", output=norm.name, stream=stream)
     act = activation(config, "hidden_act", "gelu")
@@ -176,9 +181,9 @@ def _instructed_layer(layer: Layer, queries: int, words: int, reading: Named) ->
 
 def _with_text(config: Section) -> Section:
     """Adds defaults of OPT to the config of the language model, if it is one."""
-    said = {} if config.get("text_config") is None else config.get("text_config")
-    kind = said.get("model_type", "opt") if isinstance(said, dict) else ""
-    return filled(config, instead={"text_config": {**_TEXT, **said}}) if kind == "opt" else config
+    text_config = {} if config.get("text_config") is None else config.get("text_config")
+    kind = text_config.get("model_type", "opt") if isinstance(text_config, dict) else ""
+    return filled(config, instead={"text_config": {**_TEXT, **text_config}}) if kind == "opt" else config
 
 
 def _left(norm: Block) -> Block:
@@ -188,9 +193,9 @@ def _left(norm: Block) -> Block:
 
 
 def _tower(section: Section) -> Tower:
-    seen, bias = picture(section), section.flag("qkv_bias", default=True)
+    grid, bias = picture(section), section.flag("qkv_bias", default=True)
     return vit(
-        section, seen, "gelu", fused_qkv=True, qkv_bias=bias, patch_bias=True, learned=1, positions=seen.patches + 1,
+        section, grid, "gelu", fused_qkv=True, qkv_bias=bias, patch_bias=True, learned=1, positions=grid.patches + 1,
         post_norm=True,
     )  # fmt: skip
 

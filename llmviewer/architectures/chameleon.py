@@ -27,7 +27,7 @@ from .blocks.image_codes import ImageEncoder
 from .blocks.moe import integers
 from .blocks.parts import NormKind, Parts, with_rows
 from .blocks.tiles import picture_size
-from .blocks.tower import beside, held, linears, of_pictures, part
+from .blocks.tower import auxiliary_block, linears, of_pictures, part, unused_weights
 
 _CHAMELEON: Final = {  # as transformers.ChameleonConfig has it
     "vocab_size": 65536,
@@ -63,8 +63,8 @@ class HeadNorms:
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         head_dim = self.attention.heads.head_dim
-        made = self.attention.operators(parts, x)
-        return tuple(replace(op, group=head_dim) if isinstance(op, Norm) else op for op in made)
+        launches = self.attention.operators(parts, x)
+        return tuple(replace(op, group=head_dim) if isinstance(op, Norm) else op for op in launches)
 
 
 @architecture("chameleon")
@@ -95,8 +95,8 @@ def build(config: Section, fmt: Format) -> Graph:
     embed = section.integer("embed_dim", 256)
     x = encoder.convolution("quant_conv", x, embed, taps=1)
     encoder.codes(x, section.integer("num_embeddings", 8192))
-    drawing = held("drawing", encoder.parts, linears({"post_quant": (latent, embed, 1)}))
-    return _seen(encoder, text, drawing, tokens=encoder.height * encoder.width)
+    drawing = unused_weights("drawing", encoder.parts, linears({"post_quant": (latent, embed, 1)}))
+    return _with_images(encoder, text, drawing, tokens=encoder.height * encoder.width)
 
 
 @architecture("emu3")
@@ -125,8 +125,8 @@ def build_emu3(config: Section, fmt: Format) -> Graph:
     embed = section.integer("embed_dim", 4)
     x = encoder.convolution("quant_conv", x, embed, taps=3)
     encoder.codes(x, section.integer("codebook_size", 32768))
-    drawing = held("drawing", encoder.parts, dict(_drawing(section, widths, blocks, frames.bit_length() - 1)))
-    return _seen(encoder, text, drawing, tokens=encoder.height * (encoder.width + 1))
+    drawing = unused_weights("drawing", encoder.parts, dict(_drawing(section, widths, blocks, frames.bit_length() - 1)))
+    return _with_images(encoder, text, drawing, tokens=encoder.height * (encoder.width + 1))
 
 
 @architecture("emu3_text_model", "Emu3")
@@ -149,17 +149,17 @@ def _pixels(encoder: ImageEncoder, config: Section) -> Tensor:
 
 def _temporal(encoder: ImageEncoder, name: str, x: Tensor) -> Tensor:
     """The sum of x and two convolutions over three frames, behind a batch norm and SiLU each."""
-    made = x
+    hidden = x
     for place in (1, 2):
         weights = {f"{name}_norm_{place}.{kind}": x.width for kind in ("weight", "bias")}
-        norm = encoder.parts.elementwise(f"{name}_norm_{place}", made, ops=2, weights=weights)
-        made = encoder.add(norm.with_tensors(lambda t: with_rows(t, x.rows)))
-        made = encoder.activated(f"{name}_act_{place}", made)
-        made = encoder.convolution(f"{name}_conv_{place}", made, x.width, taps=_FRAME_TAPS)
-    return encoder.plus(f"{name}_add", x, made)
+        norm = encoder.parts.elementwise(f"{name}_norm_{place}", hidden, ops=2, weights=weights)
+        hidden = encoder.add(norm.with_tensors(lambda t: with_rows(t, x.rows)))
+        hidden = encoder.activated(f"{name}_act_{place}", hidden)
+        hidden = encoder.convolution(f"{name}_conv_{place}", hidden, x.width, taps=_FRAME_TAPS)
+    return encoder.plus(f"{name}_add", x, hidden)
 
 
-def _seen(encoder: ImageEncoder, text: Graph, drawing: Block, *, tokens: int) -> Graph:
+def _with_images(encoder: ImageEncoder, text: Graph, drawing: Block, *, tokens: int) -> Graph:
     """`text` behind the encoder, which writes `tokens` token ids of each image into the prompt."""
     codes = encoder.operators[-1].result
     features = with_rows(codes, of_pictures(tokens))
@@ -167,7 +167,7 @@ def _seen(encoder: ImageEncoder, text: Graph, drawing: Block, *, tokens: int) ->
     place = Place(name="place_images", inputs=(codes, features), outputs=(ids,))
     stream = images(tokens)
     block = Block(name="encoder", operators=(*encoder.operators, place), input="pixels", output=ids.name, stream=stream)
-    return Graph((beside(drawing, name="unused"), beside(block), *text.blocks))
+    return Graph((auxiliary_block(drawing, name="unused"), auxiliary_block(block), *text.blocks))
 
 
 def _drawing(config: Section, widths: list[int], blocks: int, halvings: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -208,9 +208,9 @@ def _spatial_norm(name: str, width: int, embed: int) -> Iterator[tuple[str, tupl
 
 
 def _residual(name: str, before: int, width: int, embed: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    for place, (read, made) in enumerate(((before, width), (width, width)), start=1):
+    for place, (read, channels) in enumerate(((before, width), (width, width)), start=1):
         yield from _spatial_norm(f"{name}_norm_{place}", read, embed)
-        yield from linears({f"{name}_conv_{place}": (made, read, 9)}).items()
+        yield from linears({f"{name}_conv_{place}": (channels, read, 9)}).items()
     if before != width:
         yield from linears({f"{name}_shortcut": (width, before)}).items()
 

@@ -21,7 +21,7 @@ from .blocks.encoder import Encoder, Head, holding, task
 from .blocks.feed_forward import Mlp
 from .blocks.fields import filled, labels_of
 from .blocks.parts import HIDDEN, Parts, heads_of, result, with_rows
-from .blocks.tower import Tower, alone, beside, layer, picture, tower_activation, vision, vit
+from .blocks.tower import Tower, auxiliary_block, layer, picture, tower_activation, tower_graph, vision, vit
 
 _TASKS: Final = {"ModelWithProjection": "projected", "Model": "bare"}
 _IGNORED: Final = ("initializer_factor", "logit_scale_init_value", "text_config_dict", "vision_config_dict")
@@ -50,18 +50,18 @@ def build(config: Section, fmt: Format) -> Graph:
     *texts, head = _texts(text, fmt, width)
     scaled = holding(head.operators[0], tower.parts(fmt), {"logit_scale": (1,)})
     last = replace(head, operators=(scaled, *head.operators[1:]))
-    return Graph((*(beside(b, active=1) for b in pictures), *texts, last))
+    return Graph((*(auxiliary_block(b, active=1) for b in pictures), *texts, last))
 
 
 def _classifier(config: Section, fmt: Format) -> Graph:
     """Classes of the mean of the patches; the norm of the class token is held."""
     config.ignore("architectures", "text_config", "projection_dim")
     tower = clip_tower(vision(config), post_norm=False)
-    graph = alone(tower, fmt, Head(mean=tower.picture.patches, classes=labels_of(config)))
+    graph = tower_graph(tower, fmt, Head(mean=tower.picture.patches, classes=labels_of(config)))
     first, *others = graph.blocks
     norm = {f"post_norm.{part}": (tower.hidden,) for part in ("weight", "bias")}
-    held = holding(first.operators[0], tower.parts(fmt), norm)
-    return Graph((replace(first, operators=(held, *first.operators[1:])), *others))
+    normed = holding(first.operators[0], tower.parts(fmt), norm)
+    return Graph((replace(first, operators=(normed, *first.operators[1:])), *others))
 
 
 @architecture("clip_vision_model", "metaclip_2_vision_model")
@@ -80,8 +80,8 @@ def build_texts(config: Section, fmt: Format) -> Graph:
 def clip_tower(config: Section, *, post_norm: bool = True) -> Tower:
     """`post_norm`, the norm of the class token, stands in a head where it is run."""
     config = filled(config, TOWERS["CLIPVisionConfig"])
-    seen = picture(config)
-    return vit(config, seen, _ACT, learned=1, positions=seen.patches + 1, pre_norm=True, post_norm=post_norm)
+    grid = picture(config)
+    return vit(config, grid, _ACT, learned=1, positions=grid.patches + 1, pre_norm=True, post_norm=post_norm)
 
 
 def _projection(config: Section) -> int:
@@ -114,9 +114,9 @@ def _texts(config: Section, fmt: Format, width: int) -> list[Block]:
 
 def _head(parts: Parts, before: tuple[Operator, ...], width: int) -> Block:
     """Projection of the pooled token of a sequence to `width`, after the operators `before`."""
-    made = before
+    operators = before
     if width:
         x = with_rows(result(before), SEQUENCES)
         out = with_rows(parts.tensor("projection", width), SEQUENCES)
-        made = (*before, parts.linear("projection", x, out))
-    return Block(name="head", operators=made, input=HIDDEN, output=result(made).name)
+        operators = (*before, parts.linear("projection", x, out))
+    return Block(name="head", operators=operators, input=HIDDEN, output=result(operators).name)

@@ -38,8 +38,8 @@ def build_compass(config: Section, fmt: Format) -> Graph:
         for kind in _LAYER_TYPES
     )
     local = replace(local, heads=replace(local.heads, mask=window))
-    made = alternating(_layer(config, local), _layer(config, full), slides)
-    return decoder(config, made, norm=NormKind.LAYER_NO_BIAS, tied=True).graph(fmt)
+    all_layers = alternating(_layer(config, local), _layer(config, full), slides)
+    return decoder(config, all_layers, norm=NormKind.LAYER_NO_BIAS, tied=True).graph(fmt)
 
 
 @architecture("cohere2_moe")
@@ -67,17 +67,17 @@ def build_cohere2_moe(config: Section, fmt: Format) -> Graph:
             name=f"{'local' if slides else 'global'}_{'moe' if has_experts else 'dense'}",
         )
 
-    both = zip(_sliding(config, sparse.index(True) if True in sparse else len(sparse)), sparse, strict=True)
-    layers = [layer(slides=slides, has_experts=has_experts) for slides, has_experts in both]
+    layer_flags = zip(_sliding(config, sparse.index(True) if True in sparse else len(sparse)), sparse, strict=True)
+    layers = [layer(slides=slides, has_experts=has_experts) for slides, has_experts in layer_flags]
     norm = NormKind.LAYER_NO_BIAS if config.get("rms_norm_eps") is None else NormKind.RMS
     return decoder(config, layers, norm=norm, tied=True).graph(fmt)
 
 
 def _sparse(config: Section) -> list[bool]:
     """Whether each layer of North has experts: all but the first first_k_dense_replace, or as listed."""
-    if said := listed_sparse(config):
+    if layer_flags := listed_sparse(config):
         config.ignore("first_k_dense_replace")
-        return said
+        return layer_flags
     first = config.integer("first_k_dense_replace", 0, least=0)
     return [index >= first for index in range(config.count("num_hidden_layers"))]
 

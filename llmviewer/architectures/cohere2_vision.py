@@ -48,7 +48,7 @@ def build(config: Section, fmt: Format) -> Graph:
     inner, hidden = config.integer("alignment_intermediate_size", _INNER), text.integer("hidden_size")
     parts = tower.parts(fmt)
     project = _projected(parts.tensor(HIDDEN, merged**2 * tower.hidden), parts, _even(config, inner), hidden)
-    return _seen(section, tower, fmt, project, language=language, merged=merged**2)
+    return _vision_graph(section, tower, fmt, project, language=language, merged=merged**2)
 
 
 @architecture("aya_vision")
@@ -69,10 +69,10 @@ def build_aya(config: Section, fmt: Format) -> Graph:
     inner, parts = config.integer("alignment_intermediate_size", hidden), tower.parts(fmt)
     norm = parts.norm("merge_norm", parts.tensor(HIDDEN, merged**2 * tower.hidden), kind=NormKind.LAYER)
     project = _projected(norm.result, parts, _even(config, inner), hidden)
-    return _seen(section, tower, fmt, (norm, *project), language=language, merged=merged**2)
+    return _vision_graph(section, tower, fmt, (norm, *project), language=language, merged=merged**2)
 
 
-def _seen(
+def _vision_graph(
     section: Section, tower: Tower, fmt: Format, project: Sequence[Operator], *, language: Graph, merged: int
 ) -> Graph:
     """The language model behind a tower, `merged` of whose patches are a token."""
@@ -89,10 +89,10 @@ def _even(config: Section, inner: int) -> int:
 
 def _projected(x: Tensor, parts: Parts, inner: int, hidden: int) -> tuple[Operator, ...]:
     """linear(silu(gate) * up), where one product of patches side by side makes gate and up."""
-    up, gate = (parts.tensor(name, inner // 2) for name in ("projector_up", "projector_gate"))
-    act = parts.activate("projector_act", "silu", gate, up)
+    up_proj, gate = (parts.tensor(name, inner // 2) for name in ("projector_up", "projector_gate"))
+    act = parts.activate("projector_act", "silu", gate, up_proj)
     return (
-        parts.linear("linear_1", x, up, gate, bias=True),
+        parts.linear("linear_1", x, up_proj, gate, bias=True),
         act,
         parts.project("linear_2", act.result, hidden, bias=True),
     )

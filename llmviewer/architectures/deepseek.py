@@ -59,8 +59,8 @@ class Normed:
     experts: Experts
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        made = self.experts.operators(parts, x)
-        return (*made, parts.norm("experts_norm", result(made)))
+        launches = self.experts.operators(parts, x)
+        return (*launches, parts.norm("experts_norm", result(launches)))
 
 
 @architecture("axk1")
@@ -139,17 +139,17 @@ def own_index(config: Section, first: int = 0) -> list[bool]:
     every, offset = config.integer("index_topk_freq", 1), config.integer("index_skip_topk_offset", 2, least=0)
     pattern = config.get("index_topk_pattern")
     if config.get("indexer_types") is not None:
-        own = [kind == "full" for kind in kinds(config, "indexer_types", ("full", "shared"))]
+        has_indexer = [kind == "full" for kind in kinds(config, "indexer_types", ("full", "shared"))]
     elif isinstance(pattern, str) and set(pattern) <= {"F", "S"} and len(pattern) == layers:
-        own = [letter == "F" for letter in pattern]
+        has_indexer = [letter == "F" for letter in pattern]
     elif pattern is None:
-        own = [max(index - offset + 1, 0) % every == 0 for index in range(layers)]
+        has_indexer = [max(index - offset + 1, 0) % every == 0 for index in range(layers)]
     else:
         raise config.error("index_topk_pattern", f"must be {layers} letters F and S; got {pattern!r}")
-    if not own[first]:
+    if not has_indexer[first]:
         place = f"layer {first}" if first else "the first layer"
         raise config.error("indexer_types", f"must give {place} an indexer of its own; there is none before it")
-    return own
+    return has_indexer
 
 
 def _graph(
@@ -157,7 +157,7 @@ def _graph(
     fmt: Format,
     sparse: list[bool],
     index: Index | None = None,
-    own: list[bool] | None = None,
+    has_indexer: list[bool] | None = None,
     *,
     tied: bool = False,
     normed: bool = False,
@@ -174,23 +174,23 @@ def _graph(
     if any(sparse):
         moe = experts_beside_shared(config, "n_routed_experts", usual=0)
         networks[True] = Normed(moe) if normed else moe
-    own = own or [True] * len(sparse)
+    has_indexer = has_indexer or [True] * len(sparse)
     layers = [
         Layer(
             mixer=mixers[indexes],
             feed_forward=networks[has_experts],
             name=("moe" if has_experts else "dense") + ("" if indexes else "_shared"),
         )
-        for has_experts, indexes in zip(sparse, own, strict=True)
+        for has_experts, indexes in zip(sparse, has_indexer, strict=True)
     ]
-    further = Layer(mixer=mixers[True], feed_forward=networks[sparse[-1]])
-    prediction = Prediction.of(config, "num_nextn_predict_layers", further)
+    prediction_layer = Layer(mixer=mixers[True], feed_forward=networks[sparse[-1]])
+    prediction = Prediction.of(config, "num_nextn_predict_layers", prediction_layer)
     return decoder(config, layers, tied=tied, prediction=prediction).graph(fmt)
 
 
 def _attention(config: Section) -> LatentAttention:
-    said = dict.fromkeys(("kv_rank", "nope_dim", "rope_dim", "value_dim"))
-    return latent_attention(config, LatentAttention, q_rank=1536, **said)
+    required_sizes = dict.fromkeys(("kv_rank", "nope_dim", "rope_dim", "value_dim"))
+    return latent_attention(config, LatentAttention, q_rank=1536, **required_sizes)
 
 
 @architecture("minicpm3")

@@ -49,10 +49,10 @@ def build(config: Section, fmt: Format) -> Graph:
         return Layer(mixer=mixers[kind], feed_forward=networks[hashed], hyper=hyper, name=name)
 
     types = _layer_types(config)
-    made = [layer(kind, hashed=hashed) for kind, hashed in zip(types, _hashed(config), strict=False)]
-    further = types[layers] if len(types) > layers else _WINDOW
-    prediction = Prediction.of(config, "num_nextn_predict_layers", layer(further, hashed=False))
-    return decoder(config, made, hyper=hyper, prediction=prediction).graph(fmt)
+    all_layers = [layer(kind, hashed=hashed) for kind, hashed in zip(types, _hashed(config), strict=False)]
+    prediction_kind = types[layers] if len(types) > layers else _WINDOW
+    prediction = Prediction.of(config, "num_nextn_predict_layers", layer(prediction_kind, hashed=False))
+    return decoder(config, all_layers, hyper=hyper, prediction=prediction).graph(fmt)
 
 
 @frozen(kw_only=True)
@@ -62,8 +62,8 @@ class HashedExperts:
     experts: Experts
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        made = self.experts.operators(parts, x)
-        return tuple(replace(op, top_k=0) if isinstance(op, Route) else op for op in made)
+        launches = self.experts.operators(parts, x)
+        return tuple(replace(op, top_k=0) if isinstance(op, Route) else op for op in launches)
 
 
 def _layer_types(config: Section) -> list[str]:
@@ -76,8 +76,8 @@ def _layer_types(config: Section) -> list[str]:
     if not ratios:
         return [_ALL if index < 2 or index % 2 == 0 else _CHOSEN for index in range(layers)]
     if len(ratios) < layers or not set(ratios) <= _TYPES.keys():
-        known = ", ".join(map(str, _TYPES))
-        raise config.error("compress_ratios", f"must have {layers} entries or more, each one of {known}")
+        ratios_text = ", ".join(map(str, _TYPES))
+        raise config.error("compress_ratios", f"must have {layers} entries or more, each one of {ratios_text}")
     return [_TYPES[ratio] for ratio in ratios]
 
 
@@ -119,10 +119,10 @@ def _rope_dim(config: Section, head_dim: int) -> int:
 
 def _ratio(config: Section, kind: str) -> int:
     """Tokens that an entry stands for: of compress_rates, or what compress_ratios names the kind by."""
-    usual = next(ratio for ratio, name in _TYPES.items() if name == kind)
+    default_ratio = next(ratio for ratio, name in _TYPES.items() if name == kind)
     if config.get("compress_rates") is None:
-        return config.integer("compress_rate_csa" if kind == _CHOSEN else "compress_rate_hca", usual)
-    return config.section("compress_rates").integer(kind, usual)
+        return config.integer("compress_rate_csa" if kind == _CHOSEN else "compress_rate_hca", default_ratio)
+    return config.section("compress_rates").integer(kind, default_ratio)
 
 
 def _index(config: Section) -> Index:
@@ -140,6 +140,6 @@ def _index(config: Section) -> Index:
 def _experts(config: Section) -> Experts:
     inner = config.integer("moe_intermediate_size", 2048)
     config.ignore("n_shared_experts")  # the class has one, whatever it says
-    made = experts(config, "n_routed_experts", "num_experts_per_tok", inner=inner, shared=inner)
-    assert made.shared
-    return replace(made, shared=replace(made.shared, bias=config.flag("mlp_bias", default=False)))
+    mixture = experts(config, "n_routed_experts", "num_experts_per_tok", inner=inner, shared=inner)
+    assert mixture.shared
+    return replace(mixture, shared=replace(mixture.shared, bias=config.flag("mlp_bias", default=False)))

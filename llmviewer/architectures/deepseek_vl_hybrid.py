@@ -16,7 +16,7 @@ from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
 from .blocks.fields import filled
-from .blocks.parts import HIDDEN, NormKind, Parts, again, result, with_rows
+from .blocks.parts import HIDDEN, NormKind, Parts, result, reused_weight, with_rows
 from .blocks.sam import sam_tower
 from .blocks.tower import UNUSED, Tower, joined, language, of_pictures, part, projector, vision
 from .siglip import plain_tower, pooled_head
@@ -33,28 +33,28 @@ def build(config: Section, fmt: Format) -> Graph:
     high = part(config, "high_res_vision_config")
     high.ignore(*_SAM_IGNORED.split())
     tower, second = plain_tower(section), sam_tower(high)
-    parts, seen = tower.parts(fmt), tower.picture
-    if seen.height != seen.width:
-        raise section.error("image_size", f"must be that of a square; got {seen.height} x {seen.width} patches")
+    parts, grid = tower.parts(fmt), tower.picture
+    if grid.height != grid.width:
+        raise section.error("image_size", f"must be that of a square; got {grid.height} x {grid.width} patches")
     channels = high.integer("output_channels", 256)
-    features = _high(second, parts, channels, seen.height)
+    features = _high(second, parts, channels, grid.height)
     before = [replace(block, name=f"high_{block.name}") for block in second.blocks(fmt, second.stream)]
     before.append(
-        Block(name="high_features", operators=features, input=HIDDEN, output=_HIGH, stream=images(seen.patches))
+        Block(name="high_features", operators=features, input=HIDDEN, output=_HIGH, stream=images(grid.patches))
     )
     project = _aligned(parts, tower, 4 * channels, width)
     head = (replace(b, name=f"unused_{b.name}", stream=UNUSED) for b in pooled_head(section, tower, fmt))
     blocks = (*before, *tower.blocks(fmt, tower.stream), *head)
-    return joined(blocks, project, text, tokens=seen.patches, given=(_HIGH,))
+    return joined(blocks, project, text, tokens=grid.patches, side_inputs=(_HIGH,))
 
 
 def _aligned(parts: Parts, tower: Tower, high: int, width: int) -> tuple[Operator, ...]:
     """Half of a token of each tower, GELU and a projection."""
     low = parts.project("vision_proj", parts.tensor(HIDDEN, tower.hidden), width // 2, bias=True)
     fine = parts.project("high_proj", parts.tensor(_HIGH, high), width // 2, bias=True)
-    both = parts.tensor("both", width)
-    join = Permute(name=both.name, inputs=(fine.result, low.result), outputs=(both,))
-    act = parts.activate("both_act", "gelu", both)
+    joined_tensor = parts.tensor("both", width)
+    join = Permute(name=joined_tensor.name, inputs=(fine.result, low.result), outputs=(joined_tensor,))
+    act = parts.activate("both_act", "gelu", joined_tensor)
     return (low, fine, join, act, *projector(parts, act.result, (width,), "gelu", bias=True))
 
 
@@ -65,7 +65,7 @@ def _high(tower: Tower, parts: Parts, channels: int, side: int) -> tuple[Operato
     last = _neck(tower, parts, "neck", channels)
     scaled = _scaled_down(parts, "last", result(last), channels, side)
     early = _neck(tower, parts, "early_neck", channels)
-    reused = tuple(op.with_weights(again) for op in _scaled_down(parts, "early", result(early), channels, side))
+    reused = tuple(op.with_weights(reused_weight) for op in _scaled_down(parts, "early", result(early), channels, side))
     out = with_rows(parts.tensor(_HIGH, 4 * channels), of_pictures(side**2))
     add = parts.elementwise(_HIGH, result(scaled), result(reused), ops=2, weights={"alpha": 1})
     return (*last, *scaled, *early, *reused, replace(add, outputs=(out,)))
@@ -73,25 +73,25 @@ def _high(tower: Tower, parts: Parts, channels: int, side: int) -> tuple[Operato
 
 def _neck(tower: Tower, parts: Parts, name: str, channels: int) -> tuple[Operator, ...]:
     """Convolutions of 1 x 1 and 3 x 3 patches, with a norm after each."""
-    made: tuple[Operator, ...] = ()
+    operators: tuple[Operator, ...] = ()
     x = with_rows(parts.tensor(HIDDEN, tower.hidden), of_pictures(tower.picture.patches))
     for place, taps in (("1", 1), ("2", 9)):
         conv = _convolution(parts, f"{name}_{place}", x, channels, taps)
-        made = (*made, conv, parts.norm(f"{name}_{place}_norm", conv.result, kind=NormKind.LAYER))
-        x = result(made)
-    return made
+        operators = (*operators, conv, parts.norm(f"{name}_{place}_norm", conv.result, kind=NormKind.LAYER))
+        x = result(operators)
+    return operators
 
 
 def _scaled_down(parts: Parts, name: str, x: Tensor, channels: int, side: int) -> tuple[Operator, ...]:
     """Interpolation to four times the tokens to a side, and two convolutions with stride 2."""
     resized = parts.elementwise(f"{name}_resize", x, ops=_INTERPOLATION)
     resized = resized.with_tensors(lambda t: with_rows(t, of_pictures((4 * side) ** 2)) if t is not x else t)
-    made: tuple[Operator, ...] = (resized,)
+    operators: tuple[Operator, ...] = (resized,)
     for place, (left, wide) in enumerate(((2 * side, 2 * channels), (side, 4 * channels)), start=1):
-        source = with_rows(result(made), of_pictures(left**2))
+        source = with_rows(result(operators), of_pictures(left**2))
         conv = _convolution(parts, f"{name}_down_{place}", source, wide, 9)
-        made = (*made, replace(conv, inputs=(result(made),)))
-    return made
+        operators = (*operators, replace(conv, inputs=(result(operators),)))
+    return operators
 
 
 def _convolution(parts: Parts, name: str, x: Tensor, width: int, taps: int) -> Conv2d:

@@ -74,10 +74,10 @@ def build(config: Section, fmt: Format) -> Graph:
 
 def _text(config: Section, fmt: Format) -> tuple[Graph, int]:
     key = config.first("language_config", "text_config")
-    given = filled(part(config, key), _TEXT)
-    given.ignore("lm_head", "rm_head", "use_mla", "routed_scaling_factor", "auto_map")
-    plain = not given.flag("use_mla", default=True)
-    text = filled(given, instead={"model_type": "deepseek_ocr2_text" if plain else "deepseek_v2"})
+    filled_config = filled(part(config, key), _TEXT)
+    filled_config.ignore("lm_head", "rm_head", "use_mla", "routed_scaling_factor", "auto_map")
+    plain = not filled_config.flag("use_mla", default=True)
+    text = filled(filled_config, instead={"model_type": "deepseek_ocr2_text" if plain else "deepseek_v2"})
     return builder(text)(text, fmt), text.integer("hidden_size")
 
 
@@ -101,12 +101,12 @@ def _tower(config: Section, fmt: Format) -> tuple[Tower, Any]:
 
 def _grid(config: Section, side: int) -> tuple[int, int]:
     """Rows and columns of the tiles of an image."""
-    given = config.get("candidate_resolutions")
+    resolutions = config.get("candidate_resolutions")
     every = [[side * m, side * n] for m in range(1, _MOST_TILES + 1) for n in range(1, _MOST_TILES // m + 1)]
-    sizes = every if given is None else given
+    sizes = every if resolutions is None else resolutions
     pairs = [tuple(one) for one in sizes if isinstance(one, list) and len(one) == 2] if isinstance(sizes, list) else []
-    whole = all(isinstance(n, int) and n > 0 and n % side == 0 for pair in pairs for n in pair)
-    if not pairs or len(pairs) != len(sizes) or not whole:
+    all_multiples = all(isinstance(n, int) and n > 0 and n % side == 0 for pair in pairs for n in pair)
+    if not pairs or len(pairs) != len(sizes) or not all_multiples:
         raise config.error("candidate_resolutions", f"must be widths and heights in tiles of {side} x {side}")
     height, width = picture_size(config)
     best = best_resolution((width, height), [(w, h) for w, h in pairs])

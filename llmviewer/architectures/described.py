@@ -34,7 +34,7 @@ from .blocks.attention import Index, LatentAttention, SelfAttention
 from .blocks.decoder import FeedForward, Layer, Mixer, Prediction, Residual
 from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import decoder
-from .blocks.moe import at_most, groups
+from .blocks.moe import checked_top_k, groups
 from .blocks.parts import NormKind
 from .blocks.recurrent import ChannelMix, Hyena, Kda, LightningAttention, Retention, Rwkv4, Rwkv6, Rwkv7
 from .blocks.state_space import GatedDeltaNet, GatedLinearRecurrence, Mamba, Mamba2, ShortConvMixer
@@ -140,13 +140,13 @@ def _part(section: Section, key: str, kinds: Mapping[str, type[Any]], hidden: in
     if section.get(key) is None:
         return None
     described = section.section(key)
-    part = _made(kinds[described.choice("kind", kinds)], described, besides=("kind",))
+    part = _part_from_section(kinds[described.choice("kind", kinds)], described, besides=("kind",))
     for broken, rule in _RULES[type(part)](part, hidden) if type(part) in _RULES else ():
         raise described.error(broken, rule)
     return part
 
 
-def _made(kind: type[_T], section: Section, besides: tuple[str, ...] = ()) -> _T:
+def _part_from_section(kind: type[_T], section: Section, besides: tuple[str, ...] = ()) -> _T:
     """A part from a mapping with its fields as keys."""
     section.only((*(key.name for key in keys_of(kind)), *besides))
     every = fields(kind)  # type: ignore[arg-type]
@@ -182,14 +182,14 @@ def _default(field: Field[Any]) -> Any:
     return _DEFAULT_ACT if field.name == "act" and field.default is MISSING else field.default
 
 
-def _least(field: Field[Any]) -> int:
+def _minimum(field: Field[Any]) -> int:
     """The least value of a count: 0 if that is its default, as it then means that there is none."""
     return 0 if field.default == 0 else 1
 
 
 def _integer(section: Section, field: Field[Any]) -> int:
     default = None if field.default is MISSING else field.default
-    return section.integer(field.name, default, least=_least(field))
+    return section.integer(field.name, default, least=_minimum(field))
 
 
 def _optional(section: Section, field: Field[Any], read: Callable[[str], _T]) -> _T | None:
@@ -198,11 +198,11 @@ def _optional(section: Section, field: Field[Any], read: Callable[[str], _T]) ->
 
 def _nested(section: Section, field: Field[Any]) -> Any:
     kind = NESTED[str(field.type)]
-    return _optional(section, field, lambda key: _made(kind, section.section(key)))
+    return _optional(section, field, lambda key: _part_from_section(kind, section.section(key)))
 
 
 def _groups(section: Section, field: Field[Any]) -> Any:  # noqa: ARG001
-    chosen = at_most(section, "chosen", "experts", section.integer("chosen"))
+    chosen = checked_top_k(section, "chosen", "experts", section.integer("chosen"))
     return groups(section, section.integer("experts"), chosen)
 
 
@@ -222,14 +222,14 @@ def _heads(section: Section, field: Field[Any]) -> Heads:  # noqa: ARG001
 
 def _mask(section: Section) -> Mask:
     """The keys that a query sees: all before it, or as one of the keys of _MASKS limits them."""
-    given = [key for key in _MASKS if section.get(key) is not None]
-    if len(given) > 1:
-        raise section.error(given[1], f"must stand alone; there is {given[0]} too")
-    return _MASKS[given[0]](section.integer(given[0])) if given else CAUSAL
+    mask_keys = [key for key in _MASKS if section.get(key) is not None]
+    if len(mask_keys) > 1:
+        raise section.error(mask_keys[1], f"must stand alone; there is {mask_keys[0]} too")
+    return _MASKS[mask_keys[0]](section.integer(mask_keys[0])) if mask_keys else CAUSAL
 
 
-def _counts(least: int) -> str:
-    return f"whole number of at least {least}"
+def _counts(minimum: int) -> str:
+    return f"whole number of at least {minimum}"
 
 
 _HEADS_KEYS: Final = (
@@ -249,7 +249,7 @@ _READERS: Final[Mapping[str, _FieldReader]] = {
         read=lambda section, field: section.flag(field.name, default=bool(field.default)),
         values=lambda _: "true or false",
     ),
-    "int": _FieldReader(read=_integer, values=lambda field: _counts(_least(field))),
+    "int": _FieldReader(read=_integer, values=lambda field: _counts(_minimum(field))),
     "act": _FieldReader(
         read=lambda section, field: section.choice("act", ACTIVATION_OPS, _default(field)),
         values=lambda _: ", ".join(ACTIVATION_OPS),
@@ -304,20 +304,20 @@ def _experts_rules(part: Experts, hidden: int) -> Broken:  # noqa: ARG001
         yield "latent_norm", "must be false where latent is 0"
 
 
-def _above(key: str, value: int, most: int) -> Broken:
-    if value > most:
-        yield key, f"must be at most the {most} of a head; got {value}"
+def _above(key: str, value: int, maximum: int) -> Broken:
+    if value > maximum:
+        yield key, f"must be at most the {maximum} of a head; got {value}"
 
 
 def _gates(gates: int, heads: Heads) -> Broken:
-    known = (0, heads.num_heads, heads.num_heads * heads.out_dim)
-    if gates not in known:
-        yield "gates", f"must be 0, one per head ({known[1]}) or one per element ({known[2]}); got {gates}"
+    gate_counts = (0, heads.num_heads, heads.num_heads * heads.out_dim)
+    if gates not in gate_counts:
+        yield "gates", f"must be 0, one per head ({gate_counts[1]}) or one per element ({gate_counts[2]}); got {gates}"
 
 
-def _divides(key: str, value: int, whole: str, amount: int) -> Broken:
+def _divides(key: str, value: int, total_name: str, amount: int) -> Broken:
     if amount % value:
-        yield key, f"must divide {whole}, {amount}; got {value}"
+        yield key, f"must divide {total_name}, {amount}; got {value}"
 
 
 _RULES: Final[Mapping[type[Any], Callable[[Any, int], Broken]]] = {

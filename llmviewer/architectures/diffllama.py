@@ -27,13 +27,13 @@ class DifferentialAttention(SelfAttention):
     def _scores(self, parts: Parts, q: Tensor) -> tuple[Operator, ...]:
         heads = self.heads
         k, v = (parts.cache(name, heads.kv_width, heads.mask) for name in ("k_cache", "v_cache"))
-        made = scored(parts, replace(heads, value_dim=2 * heads.head_dim), q, (k,), v)
-        held = {f"lambda_{half}": heads.head_dim for half in ("q1", "k1", "q2", "k2")}
-        summed, width = made[-1].result, 2 * heads.head_dim
+        operators = scored(parts, replace(heads, value_dim=2 * heads.head_dim), q, (k,), v)
+        lambdas = {f"lambda_{half}": heads.head_dim for half in ("q1", "k1", "q2", "k2")}
+        summed, width = operators[-1].result, 2 * heads.head_dim
         difference = parts.elementwise(
-            "difference", summed, width=heads.q_width, ops=_DIFFERENCE, weights=held, normed=width
+            "difference", summed, width=heads.q_width, ops=_DIFFERENCE, weights=lambdas, normed=width
         )
-        return (*made, difference)
+        return (*operators, difference)
 
 
 @architecture("diffllama")

@@ -104,9 +104,11 @@ def build_pixart(config: Section, fmt: Format) -> Graph:
     config.ignore(*_BASIC.split())
     heads, size = _heads(config, 16, 72), config.integer("sample_size", 128)
     _fixed(config, heads)
-    given = config.get("use_additional_conditions")
+    size_conditions = config.get("use_additional_conditions")
     sized = config.flag("use_additional_conditions", default=size == _SIZED)
-    text = config.integer("text_tokens", 300 if given is False else 120)  # of the pipelines of sigma and alpha
+    text = config.integer(
+        "text_tokens", 300 if size_conditions is False else 120
+    )  # of the pipelines of sigma and alpha
     net = _Net(parts=_parts(fmt), hidden=heads.q_width, heads=heads, text=text, biased=_biased(config))
     channels, patch = config.integer("in_channels", 4), config.integer("patch_size", 2)
     return Graph(
@@ -133,7 +135,7 @@ def build_dit(config: Section, fmt: Format) -> Graph:
     return Graph(
         (
             net.patch_embedding(channels, patch, config.integer("sample_size", 32)),
-            net.block("layer", net.conditioned(classes), range(layers), given=()),
+            net.block("layer", net.conditioned(classes), range(layers), side_inputs=()),
             net.conditioned_head(classes, patch**2 * config.integer("out_channels", channels)),
         )
     )
@@ -217,12 +219,17 @@ class _Net:
         name: str,
         operators: tuple[Operator, ...],
         layers: Sequence[int],
-        *more: str,
-        given: tuple[str, ...] = (_CONDITION,),
+        *more_outputs: str,
+        side_inputs: tuple[str, ...] = (_CONDITION,),
     ) -> Block:
         out = result(operators).name
         return Block(
-            name=name, operators=operators, input=HIDDEN, output=out, layers=tuple(layers), side_inputs=more or given
+            name=name,
+            operators=operators,
+            input=HIDDEN,
+            output=out,
+            layers=tuple(layers),
+            side_inputs=more_outputs or side_inputs,
         )
 
     # Blocks before the layers
@@ -248,12 +255,12 @@ class _Net:
 
     def patch_embedding(self, channels: int, patch: int, size: int) -> Block:
         pixels = self.parts.tensor("pixels", channels * patch**2)
-        made = self.parts.patches(
+        embedding = self.parts.patches(
             "patch_embed", pixels, self.parts.tensor("patch_embed", self.hidden), (size // patch) ** 2
         )
         placed = self.parts.tensor("position_add", self.hidden)
-        add = Add(name=placed.name, inputs=made.outputs, outputs=(placed,), ops_per_element=1)
-        return Block(name="embedding", operators=(made, add), input="pixels", output=placed.name)
+        add = Add(name=placed.name, inputs=embedding.outputs, outputs=(placed,), ops_per_element=1)
+        return Block(name="embedding", operators=(embedding, add), input="pixels", output=placed.name)
 
     def condition(self, *, pooled: int, guided: bool = False) -> Block:
         """The sum of embeddings of the time, of the scale of guidance, and of the pooled text."""
@@ -261,9 +268,9 @@ class _Net:
         embedded = [self._waved("time"), *([self._waved("guidance")] if guided else [])]
         embedded.append(self._two("text", text, self.hidden))
         out = self.each(_CONDITION, self.hidden)
-        summed = tuple(result(made) for made in embedded)
+        summed = tuple(result(embedder) for embedder in embedded)
         add = Add(name="condition_add", inputs=summed, outputs=(out,), ops_per_element=len(summed) - 1)
-        operators = tuple(op for made in embedded for op in made)
+        operators = tuple(op for embedder in embedded for op in embedder)
         return Block(name="conditioning", operators=(*operators, add), input=text.name, output=_CONDITION)
 
     def shared_modulation(self, *, sized: bool) -> Block:
@@ -285,14 +292,14 @@ class _Net:
     def _waved(self, name: str, width: int = 0, rows: Form = SEQUENCES) -> tuple[Operator, ...]:
         """Waves of a number, scaled and a sine or cosine each, and two products."""
         waves = with_rows(self.parts.tensor(f"{name}_waves", _TIME_WAVES), rows)
-        made = Elementwise(name=waves.name, inputs=(), outputs=(waves,), ops_per_element=2)
-        return (made, *self._two(name, waves, width or self.hidden))
+        sinusoids = Elementwise(name=waves.name, inputs=(), outputs=(waves,), ops_per_element=2)
+        return (sinusoids, *self._two(name, waves, width or self.hidden))
 
     def _two(self, name: str, x: Tensor, width: int) -> tuple[Operator, ...]:
         first, second = (with_rows(self.parts.tensor(f"{name}_linear_{n}", width), x.rows) for n in (1, 2))
-        up = self.parts.linear(first.name, x, first, bias=True)
-        act = self.parts.activate(f"{name}_act", "silu", up.result)
-        return (up, act, self.parts.linear(second.name, act.result, second, bias=True))
+        up_proj = self.parts.linear(first.name, x, first, bias=True)
+        act = self.parts.activate(f"{name}_act", "silu", up_proj.result)
+        return (up_proj, act, self.parts.linear(second.name, act.result, second, bias=True))
 
     # Layers
 
@@ -304,23 +311,23 @@ class _Net:
         """
         x, d = self.stream(HIDDEN, self.hidden), self.hidden
         act = self.parts.activate("modulation_act", "silu", self.each(_CONDITION, d))
-        own = self._numbers("modulation", act.result, 9 if twice else 6)
+        modulation = self._numbers("modulation", act.result, 9 if twice else 6)
         other = self._numbers("context_modulation", act.result, 2 if leaves_text else 6)
-        made: tuple[Operator, ...] = (act, own, other)
-        normed = self._modulated("attn_norm", x, own, other)
+        operators: tuple[Operator, ...] = (act, modulation, other)
+        normed = self._modulated("attn_norm", x, modulation, other)
         attended, out = self._joint(result(normed), leaves_text=leaves_text)
         rows = TOKENS if leaves_text else self.rows
-        made = (*made, *normed, *attended)
+        operators = (*operators, *normed, *attended)
         if twice:
             self_attended = self._attended("self_", with_rows(result(normed), TOKENS))
-            made, out = (*made, *self_attended), (*out, result(self_attended))
-        add = self._added("attn_add", x, out, own, other, rows=rows)
-        mlp_in = self._modulated("mlp_norm", with_rows(add.result, rows), own, other)
+            operators, out = (*operators, *self_attended), (*out, result(self_attended))
+        add = self._added("attn_add", x, out, modulation, other, rows=rows)
+        mlp_in = self._modulated("mlp_norm", with_rows(add.result, rows), modulation, other)
         mlp = self._mlp("", with_rows(result(mlp_in), TOKENS))
         if not leaves_text:
             mlp = (*mlp, *self._mlp("context_", with_rows(result(mlp_in), self.words)))
         outs = tuple(op.result for op in mlp if op.name.endswith("down_proj"))
-        return (*made, add, *mlp_in, *mlp, self._added("mlp_add", add.result, outs, own, other, rows=rows))
+        return (*operators, add, *mlp_in, *mlp, self._added("mlp_add", add.result, outs, modulation, other, rows=rows))
 
     def _joint(self, x: Tensor, *, leaves_text: bool) -> tuple[tuple[Operator, ...], tuple[Tensor, ...]]:
         """Attention of image and text to both, and the results of its projections."""
@@ -329,38 +336,43 @@ class _Net:
         plain = [self._linear(f"{name}_proj", image, width) for name in "qkv"]
         context = [self._linear(f"context_{name}_proj", text, width) for name in "qkv"]
         q, k, v = (with_rows(op.result, self.rows) for op in plain)
-        beside = [with_rows(op.result, Form()) for op in context]  # their rows are counted with those of the image
+        context_tensors = [
+            with_rows(op.result, Form()) for op in context
+        ]  # their rows are counted with those of the image
         prepared: tuple[Operator, ...] = ()
         if self.norms:
-            norms = [self._normed(name, t, other) for name, t, other in (("q", q, beside[0]), ("k", k, beside[1]))]
-            q, k, prepared, beside = norms[0].result, norms[1].result, tuple(norms), beside[2:]
+            norms = [
+                self._normed(name, t, other)
+                for name, t, other in (("q", q, context_tensors[0]), ("k", k, context_tensors[1]))
+            ]
+            q, k, prepared, context_tensors = norms[0].result, norms[1].result, tuple(norms), context_tensors[2:]
         if self.rotated:
             prepared, q, k = self._rotated(prepared, q, k)
-        made = self._scores(q, (k, *beside[:-1]), (v, beside[-1]))
-        o_proj = self._linear("o_proj", with_rows(result(made), TOKENS), self.hidden)
-        operators = (*plain, *context, *prepared, *made, o_proj)
+        launches = self._scores(q, (k, *context_tensors[:-1]), (v, context_tensors[-1]))
+        o_proj = self._linear("o_proj", with_rows(result(launches), TOKENS), self.hidden)
+        operators = (*plain, *context, *prepared, *launches, o_proj)
         if leaves_text:
             return operators, (o_proj.result,)
-        other = self._linear("context_o_proj", with_rows(result(made), self.words), self.hidden)
+        other = self._linear("context_o_proj", with_rows(result(launches), self.words), self.hidden)
         return (*operators, other), (o_proj.result, other.result)
 
     def single(self) -> tuple[Operator, ...]:
         """Attention and MLP side by side, with the same weights for image and text."""
         x = self.stream(HIDDEN, self.hidden)
         act = self.parts.activate("modulation_act", "silu", self.each(_CONDITION, self.hidden))
-        own = self._numbers("modulation", act.result, 3)
-        normed = self._modulated("attn_norm", x, own)
+        modulation = self._numbers("modulation", act.result, 3)
+        normed = self._modulated("attn_norm", x, modulation)
         q, k, v = (self._linear(f"{name}_proj", result(normed), self.heads.q_width) for name in "qkv")
         norms = tuple(self._normed(name, op.result) for name, op in (("q", q), ("k", k)))
         prepared, query, key = self._rotated(norms, norms[0].result, norms[1].result)
-        made = self._scores(query, (key,), (v.result,))
-        up = self._linear("up_proj", result(normed), 4 * self.hidden)
-        mid = self.parts.activate("mlp_act", "gelu_tanh", up.result)
+        operators = self._scores(query, (key,), (v.result,))
+        up_proj = self._linear("up_proj", result(normed), 4 * self.hidden)
+        mid = self.parts.activate("mlp_act", "gelu_tanh", up_proj.result)
         # one matrix for both, whose parts are two products here
         down = self._linear("down_proj", mid.result, self.hidden)
-        o_proj = self.parts.linear("o_proj", result(made), self.stream("o_proj", self.hidden))
-        add = self._added("mlp_add", x, (o_proj.result, down.result), own)
-        return (act, own, *normed, q, k, v, *prepared, *made, up, mid, o_proj, down, add)
+        o_proj = self.parts.linear("o_proj", result(operators), self.stream("o_proj", self.hidden))
+        add = self._added("mlp_add", x, (o_proj.result, down.result), modulation)
+        return (act, modulation, *normed, q, k, v, *prepared, *operators, up_proj, mid, o_proj, down, add)
 
     def tabled(self) -> tuple[Operator, ...]:
         """Attention to the image, to the text, and an MLP; modulated by the sum of shared numbers and a table."""
@@ -382,22 +394,22 @@ class _Net:
         """Embeddings of time and class, attention and an MLP."""
         embedded = self._class(classes)
         act = self.parts.activate("modulation_act", "silu", result(embedded))
-        own = self._numbers("modulation", act.result, 6)
+        modulation = self._numbers("modulation", act.result, 6)
         x = self.parts.tensor(HIDDEN, self.hidden)
-        normed = self._modulated("attn_norm", x, own)
+        normed = self._modulated("attn_norm", x, modulation)
         attended = self._attended("", result(normed))
-        add = self._added("attn_add", x, (result(attended),), own)
-        mlp_in = self._modulated("mlp_norm", add.result, own)
+        add = self._added("attn_add", x, (result(attended),), modulation)
+        mlp_in = self._modulated("mlp_norm", add.result, modulation)
         mlp = self._mlp("", result(mlp_in))
-        last = self._added("mlp_add", add.result, (result(mlp),), own)
-        return (*embedded, act, own, *normed, *attended, add, *mlp_in, *mlp, last)
+        last = self._added("mlp_add", add.result, (result(mlp),), modulation)
+        return (*embedded, act, modulation, *normed, *attended, add, *mlp_in, *mlp, last)
 
     # Heads
 
     def head(self, out: int) -> Block:
         act = self.parts.activate("modulation_act", "silu", self.each(_CONDITION, self.hidden))
-        own = self._numbers("modulation", act.result, 2)
-        return self._head((act, own), own, out, _CONDITION)
+        modulation = self._numbers("modulation", act.result, 2)
+        return self._head((act, modulation), modulation, out, _CONDITION)
 
     def tabled_head(self, out: int) -> Block:
         """Norm and modulation by the embedding of the time, the first sixth of what layers get, and a table."""
@@ -410,14 +422,18 @@ class _Net:
         """Time and class are embedded by the weights of the first layer."""
         embedded = tuple(op.with_weights(lambda w: replace(w, tied=True)) for op in self._class(classes))
         act = self.parts.activate("modulation_act", "silu", result(embedded))
-        own = self._numbers("modulation", act.result, 2)
-        return self._head((*embedded, act, own), own, out)
+        modulation = self._numbers("modulation", act.result, 2)
+        return self._head((*embedded, act, modulation), modulation, out)
 
-    def _head(self, before: tuple[Operator, ...], own: Operator, out: int, *given: str) -> Block:
-        normed = self._modulated("final_norm", self.parts.tensor(HIDDEN, self.hidden), own)
+    def _head(self, before: tuple[Operator, ...], modulation: Operator, out: int, *side_inputs: str) -> Block:
+        normed = self._modulated("final_norm", self.parts.tensor(HIDDEN, self.hidden), modulation)
         last = self.parts.project("proj_out", result(normed), out, bias=True)
         return Block(
-            name="head", operators=(*before, *normed, last), input=HIDDEN, output=last.result.name, side_inputs=given
+            name="head",
+            operators=(*before, *normed, last),
+            input=HIDDEN,
+            output=last.result.name,
+            side_inputs=side_inputs,
         )
 
     # Parts of layers
@@ -449,16 +465,16 @@ class _Net:
         return kind(name=name, inputs=(x, *branches, *gates), outputs=(out,), ops_per_element=2)
 
     def _mlp(self, prefix: str, x: Tensor) -> tuple[Operator, ...]:
-        up = self._linear(f"{prefix}up_proj", x, 4 * self.hidden)
-        act = self.parts.activate(f"{prefix}mlp_act", "gelu_tanh", up.result)
-        return (up, act, self._linear(f"{prefix}down_proj", act.result, self.hidden))
+        up_proj = self._linear(f"{prefix}up_proj", x, 4 * self.hidden)
+        act = self.parts.activate(f"{prefix}mlp_act", "gelu_tanh", up_proj.result)
+        return (up_proj, act, self._linear(f"{prefix}down_proj", act.result, self.hidden))
 
-    def _normed(self, name: str, x: Tensor, *beside: Tensor) -> Operator:
+    def _normed(self, name: str, x: Tensor, *extra_inputs: Tensor) -> Operator:
         """The norm of each head; text has weights of its own if its part stands `beside`."""
         heads = self.heads
         norm = self.parts.norm(f"{name}_norm", x, shared=heads.num_heads, kind=NormKind.RMS)
-        other = tuple(self.parts.weight(f"context_{name}_norm.weight", heads.head_dim) for _ in beside)
-        return replace(norm, inputs=(x, *beside), weights=(*norm.weights, *other))
+        other = tuple(self.parts.weight(f"context_{name}_norm.weight", heads.head_dim) for _ in extra_inputs)
+        return replace(norm, inputs=(x, *extra_inputs), weights=(*norm.weights, *other))
 
     def _rotated(
         self, before: tuple[Operator, ...], q: Tensor, k: Tensor
@@ -483,8 +499,8 @@ class _Net:
         if prefix and self.norms:
             norms = tuple(self._normed(f"{prefix}{name}", op.result) for name, op in (("q", q), ("k", k)))
             query, key = (op.result for op in norms)
-        made = tuple(_called(op, prefix) for op in scored(self.parts, heads, query, (key,), v.result))
-        return (*projections, *norms, *made, self._linear(f"{prefix}o_proj", result(made), self.hidden))
+        operators = tuple(_called(op, prefix) for op in scored(self.parts, heads, query, (key,), v.result))
+        return (*projections, *norms, *operators, self._linear(f"{prefix}o_proj", result(operators), self.hidden))
 
     def _crossed(self, x: Tensor) -> tuple[Operator, ...]:
         """Attention to the text."""
@@ -492,23 +508,23 @@ class _Net:
         text = with_rows(self.parts.tensor(_CAPTION, self.hidden), self.words)
         q = self._linear("cross_q_proj", x, heads.q_width)
         k, v = (self._linear(f"cross_{name}_proj", text, heads.q_width) for name in "kv")
-        made = tuple(_called(op, "cross_") for op in scored(self.parts, heads, q.result, (k.result,), v.result))
-        return (q, k, v, *made, self._linear("cross_o_proj", result(made), self.hidden))
+        operators = tuple(_called(op, "cross_") for op in scored(self.parts, heads, q.result, (k.result,), v.result))
+        return (q, k, v, *operators, self._linear("cross_o_proj", result(operators), self.hidden))
 
     def _class(self, classes: int) -> tuple[Operator, ...]:
         time = self._waved("time")
         label = self.parts.embed("embed_class", {"embed_class.weight": classes}, self.hidden)
         label = label.with_tensors(lambda t: with_rows(t, SEQUENCES))
-        both = (result(time), label.result)
+        embeddings = (result(time), label.result)
         out = self.each("condition_add", self.hidden)
-        return (*time, label, Add(name=out.name, inputs=both, outputs=(out,), ops_per_element=1))
+        return (*time, label, Add(name=out.name, inputs=embeddings, outputs=(out,), ops_per_element=1))
 
 
 def _called(op: Operator, prefix: str) -> Operator:
     """`op` with a prefix before its name and the tensors that attention makes."""
-    own = ("scores", "probs", "attention")
+    internal_names = ("scores", "probs", "attention")
 
     def named(t: Tensor) -> Tensor:
-        return replace(t, name=f"{prefix}{t.name}") if t.name in own else t
+        return replace(t, name=f"{prefix}{t.name}") if t.name in internal_names else t
 
     return replace(op.with_tensors(named), name=f"{prefix}{op.name}") if prefix else op

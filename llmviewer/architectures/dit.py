@@ -96,26 +96,31 @@ class _Dit:
         time = parts.linear("time_linear_2", act.result, self._each("time_linear_2", self.hidden), bias=True)
         label = parts.embed("embed_class", {"embed_class.weight": self.classes}, self.hidden)
         label = label.with_tensors(lambda t: with_rows(t, SEQUENCES))
-        both = (time.result, label.result)
-        add = Add(name="condition_add", inputs=both, outputs=(self._each(_CONDITION, self.hidden),), ops_per_element=1)
+        embeddings = (time.result, label.result)
+        add = Add(
+            name="condition_add", inputs=embeddings, outputs=(self._each(_CONDITION, self.hidden),), ops_per_element=1
+        )
         return Block(name="conditioning", operators=(waves, first, act, time, label, add), input="", output=_CONDITION)
 
     def _layer(self) -> tuple[Operator, ...]:
         parts, x = self.parts, self.parts.tensor(HIDDEN, self.hidden)
-        made, numbers = self._modulation(6)
+        modulation_ops, numbers = self._modulation(6)
         for name, run in (("attn", self.attention), ("mlp", self.mlp)):
             branch = self._modulated(f"{name}_norm", x, numbers)
             branch = (*branch, *run.operators(parts, result(branch)))
             out = parts.tensor(f"{name}_add", self.hidden)
             gate = self._each(numbers.name, self.hidden)
             add = Add(name=out.name, inputs=(x, result(branch), gate), outputs=(out,), ops_per_element=2)
-            made, x = (*made, *branch, add), out
-        return made
+            modulation_ops, x = (*modulation_ops, *branch, add), out
+        return modulation_ops
 
     def _last(self, out: int) -> tuple[Operator, ...]:
-        made, numbers = self._modulation(2)
-        made = (*made, *self._modulated("final_norm", self.parts.tensor(HIDDEN, self.hidden), numbers))
-        return (*made, self.parts.project("final_linear", result(made), out, bias=True))
+        modulation_ops, numbers = self._modulation(2)
+        modulation_ops = (
+            *modulation_ops,
+            *self._modulated("final_norm", self.parts.tensor(HIDDEN, self.hidden), numbers),
+        )
+        return (*modulation_ops, self.parts.project("final_linear", result(modulation_ops), out, bias=True))
 
     def _modulation(self, count: int) -> tuple[tuple[Operator, ...], Tensor]:
         """Modulation (adaLN): `count` numbers per element, shared by all tokens of a sequence."""

@@ -22,7 +22,7 @@ from .blocks.attention import scored
 from .blocks.decoder import Decoder, Layer
 from .blocks.encoder import holding
 from .blocks.fields import decoder, grouped_heads, require_false, sliding_layers, sliding_window
-from .blocks.parts import NormKind, Parts, activation, again, result
+from .blocks.parts import NormKind, Parts, activation, result, reused_weight
 from .blocks.recurrent import SIGMOID
 
 _WINDOW: Final = 1024
@@ -71,12 +71,12 @@ class SphereMlp:
     act: str
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        gate, up = (parts.project(f"{name}_proj", x, self.inner) for name in ("gate", "up"))
-        act = parts.activate("mlp_act", self.act, gate.result, up.result)
+        gate, up_proj = (parts.project(f"{name}_proj", x, self.inner) for name in ("gate", "up"))
+        act = parts.activate("mlp_act", self.act, gate.result, up_proj.result)
         scales = tuple(parts.weight(f"mlp_act.{name}", self.inner) for name in ("gate_scale", "up_scale"))
         act = replace(act, weights=scales, ops_per_element=act.ops_per_element + len(scales))
         norm = parts.norm("mlp_sub_norm", act.result)
-        return (gate, up, act, norm, parts.project("down_proj", norm.result, x.width))
+        return (gate, up_proj, act, norm, parts.project("down_proj", norm.result, x.width))
 
 
 @frozen(kw_only=True)
@@ -89,18 +89,18 @@ class SphereLayer(Layer):
     reused: bool
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        made: tuple[Operator, ...] = ()
+        launches: tuple[Operator, ...] = ()
         for name, run in (("attn", self.mixer), ("mlp", self.feed_forward)):
             if run is None:
                 raise RuntimeError("a layer of this architecture without attention or an MLP")
-            norm = parts.norm(f"{name}_norm", result(made) if made else x)
+            norm = parts.norm(f"{name}_norm", result(launches) if launches else x)
             inner = run.operators(parts, norm.result)
             after = parts.norm(f"{name}_post_norm", result(inner))
             moved = parts.elementwise(
                 f"{name}_add", norm.result, after.result, ops=3, weights={f"{name}_add.rate": x.width}
             )
-            made = (*made, norm, *inner, after, moved)
-        return tuple(op.with_weights(again) for op in made) if self.reused else made
+            launches = (*launches, norm, *inner, after, moved)
+        return tuple(op.with_weights(reused_weight) for op in launches) if self.reused else launches
 
 
 class ScaledHead(Decoder):

@@ -76,8 +76,8 @@ def build_text_of(config: Section, fmt: Format) -> Graph:
 
 
 def _attention(config: Section, index: int, kind: str) -> LatentAttention:
-    own = _of_window(config, index) if kind == _SLIDING else config
-    plain = latent_attention(own, LatentAttention, q_rank=1024)
+    kind_config = _of_window(config, index) if kind == _SLIDING else config
+    plain = latent_attention(kind_config, LatentAttention, q_rank=1024)
     plain = replace(plain, gates=plain.num_heads, k_rope_norm=True)
     if kind == _SLIDING:
         return replace(plain, window=config.integer(config.first("sliding_window", "sliding_window_size"), _WINDOW))
@@ -90,9 +90,11 @@ def _of_window(config: Section, index: int) -> Section:
         each = config.section("per_layer_config")  # names of layers have as many digits as the last
         layer = next((each.section(name) for name in each if str(name).isdecimal() and int(name) == index), None)
         return config.with_data({**config.data, **({key: layer.get(key) for key in layer} if layer else {})})
-    found = {key: config.integer(f"swa_{key}", usual) for key, usual in _WINDOWED.items()}
-    rest = config.integer("swa_head_dim", _HEAD_DIM) - found["qk_nope_head_dim"]
-    return config.with_data({**config.data, **found, "qk_rope_head_dim": config.integer("swa_qk_rope_head_dim", rest)})
+    window_fields = {key: config.integer(f"swa_{key}", default) for key, default in _WINDOWED.items()}
+    rest = config.integer("swa_head_dim", _HEAD_DIM) - window_fields["qk_nope_head_dim"]
+    return config.with_data(
+        {**config.data, **window_fields, "qk_rope_head_dim": config.integer("swa_qk_rope_head_dim", rest)}
+    )
 
 
 def _layer_types(config: Section) -> list[str]:
@@ -100,12 +102,12 @@ def _layer_types(config: Section) -> list[str]:
     indexer where use_dsa says so, as it does in the dialect of the checkpoint if nothing is said.
     """
     windowed, layers = config.flag("use_sliding_window", default=True), config.count("num_hidden_layers")
-    usual = [_INDEXED if not windowed or i < 2 or i % 4 == 1 else _SLIDING for i in range(layers)]
-    found = listed(config, "layer_types", _KINDS) or usual
+    default_types = [_INDEXED if not windowed or i < 2 or i % 4 == 1 else _SLIDING for i in range(layers)]
+    layer_types = listed(config, "layer_types", _KINDS) or default_types
     if config.get("use_dsa") is None and "per_layer_config" in config:
-        return found
-    whole = _INDEXED if config.flag("use_dsa", default=True) else _FULL
-    return [kind if kind == _SLIDING else whole for kind in found]
+        return layer_types
+    full_kind = _INDEXED if config.flag("use_dsa", default=True) else _FULL
+    return [kind if kind == _SLIDING else full_kind for kind in layer_types]
 
 
 def _sparse(config: Section) -> list[bool]:
@@ -114,4 +116,4 @@ def _sparse(config: Section) -> list[bool]:
         return sparse_layers(config, default=1)
     each, first = integers(config, "moe_layer_freq"), config.integer("first_k_dense_replace", 1, least=0)
     for_each_layer(config, "moe_layer_freq", each)
-    return [index >= first and bool(given) for index, given in enumerate(each)]
+    return [index >= first and bool(flag) for index, flag in enumerate(each)]

@@ -34,17 +34,17 @@ class FusingLayer(Layer):
         assert self.feed_forward
         embedded = parts.tensor(_EMBEDDED, x.width)
         norms = [parts.norm(name, t) for name, t in (("embed_norm", embedded), ("hidden_norm", x))]
-        both = replace(
+        joined_norm = replace(
             norms[0],
             name="attn_norm",
             inputs=(embedded, x),
             outputs=(parts.tensor("attn_norm", 2 * x.width),),
             weights=tuple(w for norm in norms for w in norm.weights),
         )
-        *mixed, wide = self.mixer.operators(parts, both.result)
+        *mixed, wide = self.mixer.operators(parts, joined_norm.result)
         o_proj = parts.project(wide.name, wide.inputs[0], x.width, bias=len(wide.weights) > 1)
         add = parts.add("attn_add", x, o_proj.result)
-        return (both, *mixed, o_proj, add, *self._branch(parts, add.result, self.feed_forward, "mlp"))
+        return (joined_norm, *mixed, o_proj, add, *self._branch(parts, add.result, self.feed_forward, "mlp"))
 
 
 @frozen(kw_only=True)

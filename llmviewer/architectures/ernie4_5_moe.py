@@ -26,8 +26,8 @@ def build_ernie4_5_moe(config: Section, fmt: Format) -> Graph:
     shared = config.integer("moe_num_shared_experts", 2, least=0) * inner
     moe = replace(experts(config, "moe_num_experts", "moe_k", inner=inner, shared=shared), router_bias=True)
     kinds = Kinds(mixer=attention(config, share=1, bias=None), moe=moe, dense=dense(config))
-    (further,) = kinds.layers([False])  # without a norm before the head, as vLLM has it
-    prediction = Prediction.of(config, "num_nextn_predict_layers", further, norm=False)
+    (prediction_layer,) = kinds.layers([False])  # without a norm before the head, as vLLM has it
+    prediction = Prediction.of(config, "num_nextn_predict_layers", prediction_layer, norm=False)
     return decoder(config, kinds.layers(_ernie_sparse(config)), tied=True, prediction=prediction).graph(fmt)
 
 

@@ -59,20 +59,22 @@ class TwoKinds:
     seen: int
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        written = _of(self.text.operators(parts, x), text_tokens(self.seen))
+        written = _on_stream(self.text.operators(parts, x), text_tokens(self.seen))
         others = _called("vision", self.pictures.operators(parts, x), x.name)
-        seen = _of([op.with_weights(lambda w: replace(w, active=0)) for op in others], images(self.seen))
+        image_experts = _on_stream(
+            [op.with_weights(lambda w: replace(w, active=0)) for op in others], images(self.seen)
+        )
         shared = self.shared.operators(parts, x, prefix="shared_", act_name="shared_act")
         add = parts.add("shared_add", parts.tensor(result(written).name, x.width), result(shared))
-        return (*written, *seen, *shared, add)
+        return (*written, *image_experts, *shared, add)
 
 
 @architecture("ernie4_5_vl_moe")
 def build(config: Section, fmt: Format) -> Graph:
     config.ignore(*_IGNORED.split())
     given = language_model(config)
-    said = [c.flag("tie_word_embeddings", default=True) for c in (config, given) if "tie_word_embeddings" in c]
-    text = filled(given, _TEXT, instead={"tie_word_embeddings": any(said or [True])})
+    tied_flags = [c.flag("tie_word_embeddings", default=True) for c in (config, given) if "tie_word_embeddings" in c]
+    text = filled(given, _TEXT, instead={"tie_word_embeddings": any(tied_flags or [True])})
     text.ignore("model_type")
     section = filled(vision(config), _PICTURES)
     tower, side = _tower(section), section.integer("spatial_merge_size", 2)
@@ -82,27 +84,32 @@ def build(config: Section, fmt: Format) -> Graph:
     return joined(tower.blocks(fmt, tower.stream), project, language, tokens=tokens)
 
 
-def _layers(config: Section, seen: int) -> list[Layer]:
+def _layers(config: Section, image_tokens: int) -> list[Layer]:
     ignore_router_fields(config, "moe_norm_min")
     if config.flag("use_bias", default=False):
         raise config.error("use_bias", "must be false; biases of ERNIE 4.5 are not modelled")
     inner, shared = integers(config, "moe_intermediate_size"), config.integer("moe_num_shared_experts")
     if len(inner) != 2:
-        said = f"must be the widths of experts for text and for pictures; got {list(inner)}"
-        raise config.error("moe_intermediate_size", said)
-    own, others = (
+        requirement = f"must be the widths of experts for text and for pictures; got {list(inner)}"
+        raise config.error("moe_intermediate_size", requirement)
+    text_experts, others = (
         replace(experts(config, "moe_num_experts", "moe_k", inner=width), router_bias=True) for width in inner
     )
-    both = TwoKinds(text=own, pictures=others, shared=Mlp(inner=shared * inner[0], act=own.act, gated=True), seen=seen)
+    mixture = TwoKinds(
+        text=text_experts,
+        pictures=others,
+        shared=Mlp(inner=shared * inner[0], act=text_experts.act, gated=True),
+        seen=image_tokens,
+    )
     mixer = attention(config, share=1, bias=None)
     kinds = {
-        True: Layer(mixer=mixer, feed_forward=both, name="moe"),
+        True: Layer(mixer=mixer, feed_forward=mixture, name="moe"),
         False: Layer(mixer=mixer, feed_forward=dense(config), name="dense"),
     }
     return [kinds[sparse] for sparse in sparse_layers(config, 1)]
 
 
-def _of(operators: Sequence[Operator], stream: Stream) -> tuple[Operator, ...]:
+def _on_stream(operators: Sequence[Operator], stream: Stream) -> tuple[Operator, ...]:
     """The same of a part of the pass."""
 
     def tensor(t: Tensor) -> Tensor:
@@ -133,19 +140,19 @@ def _projected(tower: Tower, parts: Parts, merged: int, frames: int, text: Secti
     widths = (wide.width, wide.width)
     spatial = _called("spatial", projector(parts, wide, widths, "gelu", bias=True), HIDDEN)
     spatial = (*spatial, parts.norm("spatial_norm", result(spatial), kind=NormKind.LAYER))
-    both = parts.tensor("frames", frames * wide.width)
-    gather = Permute(name=both.name, inputs=(result(spatial),), outputs=(both,))
-    temporal = _called("temporal", projector(parts, both, widths, "gelu", bias=True), both.name)
+    joined_tensor = parts.tensor("frames", frames * wide.width)
+    gather = Permute(name=joined_tensor.name, inputs=(result(spatial),), outputs=(joined_tensor,))
+    temporal = _called("temporal", projector(parts, joined_tensor, widths, "gelu", bias=True), joined_tensor.name)
     temporal = (*temporal, parts.norm("temporal_norm", result(temporal), kind=NormKind.LAYER))
     linear = parts.project("linear", result(temporal), text.integer("hidden_size"), bias=True)
     return (*spatial, gather, *temporal, linear, parts.norm("after_norm", linear.result, kind=NormKind.RMS))
 
 
-def _called(prefix: str, operators: Sequence[Operator], kept: str) -> tuple[Operator, ...]:
+def _called(prefix: str, operators: Sequence[Operator], output_name: str) -> tuple[Operator, ...]:
     """Operators whose names begin so, as those of what they make and hold; not that of the tensor `kept`."""
 
     def tensor(t: Tensor) -> Tensor:
-        return t if t.name == kept else replace(t, name=f"{prefix}_{t.name}")
+        return t if t.name == output_name else replace(t, name=f"{prefix}_{t.name}")
 
     def weight(w: Weight) -> Weight:
         return replace(w, name=f"{prefix}_{w.name}")

@@ -32,6 +32,6 @@ def build_exaone_moe(config: Section, fmt: Format) -> Graph:
     }
     slides = exaone_windows(config)
     each = zip(slides, sparse_layers(config, default=1), strict=True)
-    further = Layer(mixer=mixers[slides[0]], feed_forward=networks[False])  # vLLM builds it as the first layer
-    prediction = Prediction.of(config, "num_nextn_predict_layers", further)
+    prediction_layer = Layer(mixer=mixers[slides[0]], feed_forward=networks[False])  # vLLM builds it as the first layer
+    prediction = Prediction.of(config, "num_nextn_predict_layers", prediction_layer)
     return decoder(config, windows_and_experts(mixers, networks, each), prediction=prediction).graph(fmt)

@@ -75,8 +75,8 @@ class Windows:
         def filled_up(t: Tensor) -> Tensor:
             return with_rows(t, rows) if t.rows == TOKENS else t
 
-        *made, out = (op.with_tensors(filled_up) for op in attention.operators(parts, x))
-        return (*made, replace(out, outputs=(with_rows(out.result, TOKENS),)))
+        *launches, out = (op.with_tensors(filled_up) for op in attention.operators(parts, x))
+        return (*launches, replace(out, outputs=(with_rows(out.result, TOKENS),)))
 
 
 @frozen(kw_only=True)
@@ -109,36 +109,36 @@ class DualLayer(Layer):
     convolution: Depthwise = Depthwise()
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        made: tuple[Operator, ...] = ()
+        launches: tuple[Operator, ...] = ()
         for kind, mixer in (("window", self.mixer), ("channel", self.channels)):
             for name, run in (("attn", mixer), ("mlp", self.feed_forward)):
                 if run is None:
                     raise RuntimeError(f"a layer of a DaViT without {name}")
-                source = result(made) if made else x
+                source = result(launches) if launches else x
                 (conv,) = self.convolution.operators(parts, source)
                 add = parts.add("depthwise_add", source, conv.result)
                 branch = (conv, add, *self._branch(parts, add.result, run, name))
-                made = (*made, *(_prefixed(op, f"{kind}_{name}_", keep=source.name) for op in branch))
-        return made
+                launches = (*launches, *(_prefixed(op, f"{kind}_{name}_", keep=source.name) for op in branch))
+        return launches
 
 
 @architecture("florence2")
 def build(config: Section, fmt: Format) -> Graph:
-    whole = filled(config, {"text_config": {}})
-    section = filled(language_model(whole), _BART, instead={"model_type": "bart"})
+    filled_config = filled(config, {"text_config": {}})
+    section = filled(language_model(filled_config), _BART, instead={"model_type": "bart"})
     text = builder(section)(section, fmt)
     config.ignore("projection_dim", "is_encoder_decoder", "vocab_size")
-    seen, tokens, project = _davit(config, fmt)
-    return joined(seen, project, text, tokens=tokens)
+    tower_blocks, tokens, project = _davit(config, fmt)
+    return joined(tower_blocks, project, text, tokens=tokens)
 
 
 def _davit(config: Section, fmt: Format) -> tuple[list[Block], int, tuple[Operator, ...]]:
     """Blocks of the tower, tokens of an image, and what brings them to the width of words."""
-    given = part(config, "vision_config")
-    given.ignore(*_IGNORED.split())
-    section = given.with_data({_OLDER.get(key, key): value for key, value in given.data.items()})
+    vision_section = part(config, "vision_config")
+    vision_section.ignore(*_IGNORED.split())
+    section = vision_section.with_data({_OLDER.get(key, key): value for key, value in vision_section.data.items()})
     parts = Parts(format=fmt, norm_kind=NormKind.LAYER)
-    sizes = {key: integers(section, key) or usual for key, usual in _SIZES.items()}
+    sizes = {key: integers(section, key) or default for key, default in _SIZES.items()}
     counts(section, "depths")
     stages = len(sizes["embed_dim"])
     if odd := next((key for key, values in sizes.items() if len(values) != stages), None):
@@ -212,9 +212,9 @@ def _projected(config: Section, parts: Parts, hidden: int, tokens: int) -> tuple
     add = replace(add.with_tensors(lambda t: with_rows(t, x.rows)), weights=tables)
     mean = parts.elementwise("mean", add.result, ops=tokens - 1)
     mean = replace(mean, outputs=(with_rows(mean.result, of_pictures(1)),))
-    both = parts.tensor("both", hidden)
-    join = Permute(name=both.name, inputs=(mean.result, add.result), outputs=(both,))
-    project = parts.project("linear_1", both, config.integer("projection_dim", 1024))
+    joined_tensor = parts.tensor("both", hidden)
+    join = Permute(name=joined_tensor.name, inputs=(mean.result, add.result), outputs=(joined_tensor,))
+    project = parts.project("linear_1", joined_tensor, config.integer("projection_dim", 1024))
     return (add, mean, join, project, parts.norm("image_norm", project.result))
 
 

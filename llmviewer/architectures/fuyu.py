@@ -18,20 +18,20 @@ from .blocks.parts import HIDDEN, Parts
 from .blocks.tiles import picture_size
 from .blocks.tower import joined, language
 
-_MOST: Final = (1080, 1920)  # pixels to a side, to which the processor brings larger pictures
+_MAX_IMAGE_SIZE: Final = (1080, 1920)  # pixels to a side, to which the processor brings larger pictures
 _IGNORED: Final = "image_size num_attention_heads"
 
 
 @architecture("fuyu")
 def build(config: Section, fmt: Format) -> Graph:
     """Fields of the language model stand in text_config, or, in older files, beside those of pictures."""
-    given = config.get("text_config") or {key: value for key, value in config.data.items() if key != "model_type"}
+    text_config = config.get("text_config") or {key: value for key, value in config.data.items() if key != "model_type"}
     text, width = language(
-        filled(config, instead={"text_config": TEXT_CLASSES["FuyuConfig"] | given}), fmt, "persimmon"
+        filled(config, instead={"text_config": TEXT_CLASSES["FuyuConfig"] | text_config}), fmt, "persimmon"
     )
     config.ignore(*_IGNORED.split())
     patch, (tall, wide) = config.integer("patch_size", 30), picture_size(config)
-    scale = min(1, _MOST[0] / tall, _MOST[1] / wide)
+    scale = min(1, _MAX_IMAGE_SIZE[0] / tall, _MAX_IMAGE_SIZE[1] / wide)
     tokens = ceil(int(tall * scale) / patch) * ceil(int(wide * scale) / patch)
     parts = Parts(format=fmt)
     pixels = parts.tensor(HIDDEN, config.integer("num_channels", 3) * patch**2)

@@ -23,7 +23,7 @@ from .blocks.decoder import Layer, Residual
 from .blocks.feed_forward import Mlp
 from .blocks.fields import filled
 from .blocks.moe import for_each_layer, integers
-from .blocks.parts import HIDDEN, Parts, activation, again, result
+from .blocks.parts import HIDDEN, Parts, activation, result, reused_weight
 from .gemma4 import EMBEDDED, Gemma4Attention, Gemma4Decoder, Gemma4Layer, kinds_of_layers
 
 _TEXT = TEXT_CLASSES["Gemma3nTextConfig"] | {"num_kv_shared_layers": 15}
@@ -75,9 +75,9 @@ class Gemma3nLayer(Gemma4Layer):
         hidden = x.width
         predict = self._predict(parts, replace(x, width=self.streams * hidden), hidden)
         active = replace(result(predict), width=hidden)
-        made = self._computed(parts, active)
-        correct = self._correct(parts, result(predict), result(made))
-        return (*predict, *made, *correct, *self._streams_added(parts, result(correct), hidden))
+        launches = self._computed(parts, active)
+        correct = self._correct(parts, result(predict), result(launches))
+        return (*predict, *launches, *correct, *self._streams_added(parts, result(correct), hidden))
 
     def _predict(self, parts: Parts, x: Tensor, hidden: int) -> tuple[Operator, ...]:
         n = self.streams
@@ -119,8 +119,8 @@ class Gemma3nLayer(Gemma4Layer):
     def _correct(self, parts: Parts, predictions: Tensor, computed: Tensor) -> tuple[Operator, ...]:
         """Correction: the computed minus the predicted stream is added to all streams, with a coefficient for each."""
         n = self.streams
-        norm = parts.norm("router_norm_again", computed).with_weights(again)
-        router = parts.project("modality_router_again", norm.result, n).with_weights(again)
+        norm = parts.norm("router_norm_again", computed).with_weights(reused_weight)
+        router = parts.project("modality_router_again", norm.result, n).with_weights(reused_weight)
         coefs = parts.project("correction_coefs", router.result, n)
         out = parts.tensor("corrected", predictions.width)
         inputs = (predictions, computed, coefs.result)
@@ -132,15 +132,15 @@ class Gemma3nLayer(Gemma4Layer):
         )
 
     def _streams_added(self, parts: Parts, corrected: Tensor, hidden: int) -> tuple[Operator, ...]:
-        first, held = replace(corrected, width=hidden), {"correct_output_scale": hidden}
-        scale = parts.elementwise("scaled", first, ops=int(self.scaled), weights=held)
-        *made, _ = self._own_embeddings(parts, scale.result)
+        first, shapes = replace(corrected, width=hidden), {"correct_output_scale": hidden}
+        scale = parts.elementwise("scaled", first, ops=int(self.scaled), weights=shapes)
+        *operators, _ = self._own_embeddings(parts, scale.result)
         outputs = (parts.tensor("streams_add", corrected.width),)
         ops = 1 - 1 / self.streams
         add = OtherStreamsAdd(
-            name="streams_add", inputs=(corrected, made[-1].result), outputs=outputs, ops_per_element=ops
+            name="streams_add", inputs=(corrected, operators[-1].result), outputs=outputs, ops_per_element=ops
         )
-        return (scale, *made, add)
+        return (scale, *operators, add)
 
 
 @frozen(kw_only=True)
@@ -163,12 +163,12 @@ class Gemma3nDecoder(Gemma4Decoder):
     def _head(self, parts: Parts) -> Block:
         block = super()._head(parts)
         width = (self.streams - 1) * self.hidden
-        held = (parts.weight("altup_unembed_projections.weight", width, self.hidden),)
+        weights = (parts.weight("altup_unembed_projections.weight", width, self.hidden),)
         others = BlockLinear(
             name="altup_unembed_projections",
             inputs=(parts.tensor(HIDDEN, width),),
             outputs=(parts.tensor("unembedded", width),),
-            weights=held,
+            weights=weights,
         )
         ops = (_MAGNITUDE + 1) * (self.streams - 1)
         mean = parts.elementwise("altup_mean", parts.tensor(HIDDEN, self.hidden), others.result, ops=ops)
@@ -227,22 +227,22 @@ def _inner(config: Section) -> tuple[int, ...]:
     """Width of each layer's MLP: one for all, or a list."""
     if not isinstance(config.get("intermediate_size"), list):
         return (config.integer("intermediate_size"),) * config.count("num_hidden_layers")
-    found = integers(config, "intermediate_size")
-    for_each_layer(config, "intermediate_size", found)
-    return found
+    widths = integers(config, "intermediate_size")
+    for_each_layer(config, "intermediate_size", widths)
+    return widths
 
 
 def _cut(config: Section) -> list[bool]:
     """Whether each layer's gate is cut: where its sparsity is above 0; of the first ten where the config is silent."""
-    given, layers = config.get("activation_sparsity_pattern"), config.count("num_hidden_layers")
-    if given is None:
+    pattern, layers = config.get("activation_sparsity_pattern"), config.count("num_hidden_layers")
+    if pattern is None:
         return [index < 10 < layers for index in range(layers)]
-    if isinstance(given, int | float) and not isinstance(given, bool):
-        given = [given] * layers
-    if not isinstance(given, list) or not all(isinstance(part, int | float) and 0 <= part < 1 for part in given):
-        raise config.error("activation_sparsity_pattern", f"must be parts from 0 to below 1; got {given!r}")
-    for_each_layer(config, "activation_sparsity_pattern", given)
-    return [part > 0 for part in given]
+    if isinstance(pattern, int | float) and not isinstance(pattern, bool):
+        pattern = [pattern] * layers
+    if not isinstance(pattern, list) or not all(isinstance(part, int | float) and 0 <= part < 1 for part in pattern):
+        raise config.error("activation_sparsity_pattern", f"must be parts from 0 to below 1; got {pattern!r}")
+    for_each_layer(config, "activation_sparsity_pattern", pattern)
+    return [part > 0 for part in pattern]
 
 
 def _attention(config: Section, *, slides: bool, borrows: bool) -> Gemma4Attention:

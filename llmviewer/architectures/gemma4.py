@@ -25,7 +25,7 @@ from .blocks.class_defaults import TEXT_CLASSES
 from .blocks.decoder import Decoder, Layer, Residual
 from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import filled, gated_mlp, of_each_layer, sliding_layers
-from .blocks.moe import at_most
+from .blocks.moe import checked_top_k
 from .blocks.parts import NormKind, Parts, result
 from .blocks.tower import tied_of
 
@@ -65,14 +65,14 @@ class Gemma4Attention:
         q = parts.tensor("q_rope", heads.q_width)
         if self.borrowed:
             turned = query_rope(parts, q_norm.result, heads.num_heads * self.rotary_dim)
-            made: tuple[Operator, ...] = (q_proj, q_norm, turned)
+            launches: tuple[Operator, ...] = (q_proj, q_norm, turned)
         else:
-            made = (q_proj, *self._own(parts, x, q_norm, q))
+            launches = (q_proj, *self._own(parts, x, q_norm, q))
         key, value = (parts.cache(name, heads.kv_width, heads.mask) for name in ("k_cache", "v_cache"))
         if self.borrowed:
             key, value = replace(key, retained_rows=Form()), replace(value, retained_rows=Form())
         attended = scored(parts, heads, q, (key,), value)
-        return (*made, *attended, parts.project("o_proj", result(attended), x.width, bias=self.bias))
+        return (*launches, *attended, parts.project("o_proj", result(attended), x.width, bias=self.bias))
 
     def _own(self, parts: Parts, x: Tensor, q_norm: Norm, q: Tensor) -> tuple[Operator, ...]:
         heads = self.heads
@@ -116,12 +116,12 @@ class Gemma4Layer(Layer):
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         if self.mixer is None or self.feed_forward is None:
             raise RuntimeError("a layer of Gemma 4 without attention or without an MLP")
-        made = self._branch(parts, x, self.mixer, "attn")
+        launches = self._branch(parts, x, self.mixer, "attn")
         if self.moe:
-            made = (*made, *self._mixture(parts, result(made), self.moe))
+            launches = (*launches, *self._mixture(parts, result(launches), self.moe))
         else:
-            made = (*made, *self._branch(parts, result(made), self.feed_forward, "mlp"))
-        return (*made, *self._own_embeddings(parts, result(made))) if self.added else made
+            launches = (*launches, *self._branch(parts, result(launches), self.feed_forward, "mlp"))
+        return (*launches, *self._own_embeddings(parts, result(launches))) if self.added else launches
 
     def _mixture(self, parts: Parts, x: Tensor, moe: Experts) -> tuple[Operator, ...]:
         if self.feed_forward is None:
@@ -130,14 +130,14 @@ class Gemma4Layer(Layer):
         mlp = self.feed_forward.operators(parts, mlp_norm.result)
         mlp_after = parts.norm("mlp_post_norm_1", result(mlp))
         router_norm, experts_norm = (parts.norm(name, x) for name in ("router_norm", "experts_norm"))
-        experts = moe.operators(parts, experts_norm.result, seen=router_norm.result)
+        experts = moe.operators(parts, experts_norm.result, router_input=router_norm.result)
         scale = (parts.weight("per_expert_scale", moe.experts),)
         experts = tuple(replace(op, weights=scale) if isinstance(op, Route) else op for op in experts)
         experts_after = parts.norm("experts_post_norm", result(experts))
-        both = parts.add("experts_add", mlp_after.result, experts_after.result)
-        after = parts.norm("mlp_post_norm", both.result)
+        sum_add = parts.add("experts_add", mlp_after.result, experts_after.result)
+        after = parts.norm("mlp_post_norm", sum_add.result)
         add = parts.add("mlp_add", x, after.result)
-        return (mlp_norm, *mlp, mlp_after, router_norm, experts_norm, *experts, experts_after, both, after, add)
+        return (mlp_norm, *mlp, mlp_after, router_norm, experts_norm, *experts, experts_after, sum_add, after, add)
 
     def _own_embeddings(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         gate = parts.project("per_layer_input_gate", x, self.added)
@@ -170,8 +170,8 @@ class Gemma4Decoder(Decoder):
         looked_up = parts.embed("embed_tokens_per_layer", {"embed_tokens_per_layer.weight": self.added_vocab}, width)
         projection = parts.project("per_layer_model_projection", parts.tensor(EMBEDDED, self.hidden), width)
         norm = parts.norm("per_layer_projection_norm", projection.result, shared=layers)
-        both = replace(parts.add(_PER_LAYER, norm.result, looked_up.result), ops_per_element=2)  # and scaled
-        operators = (looked_up, projection, norm, both)
+        scaled_sum = replace(parts.add(_PER_LAYER, norm.result, looked_up.result), ops_per_element=2)  # and scaled
+        operators = (looked_up, projection, norm, scaled_sum)
         return Block(name="per_layer", operators=operators, input="", output=_PER_LAYER, side_inputs=(EMBEDDED,))
 
 
@@ -247,10 +247,12 @@ def _shapes(config: Section, kinds: Sequence[tuple[bool, bool]]) -> tuple[list[i
     if config.get("per_layer_config") is not None:
         return of_each_layer(config, "num_key_value_heads"), of_each_layer(config, "head_dim")
     head_dim, kv_heads = config.integer("head_dim"), config.integer("num_key_value_heads")
-    wide, few = config.integer("global_head_dim", _GLOBAL_HEAD_DIM), kv_heads
+    wide, global_kv_heads = config.integer("global_head_dim", _GLOBAL_HEAD_DIM), kv_heads
     if config.flag("attention_k_eq_v", default=False):
-        few = config.integer("num_global_key_value_heads", kv_heads)
-    return [kv_heads if slides else few for slides, _ in kinds], [head_dim if slides else wide for slides, _ in kinds]
+        global_kv_heads = config.integer("num_global_key_value_heads", kv_heads)
+    return [kv_heads if slides else global_kv_heads for slides, _ in kinds], [
+        head_dim if slides else wide for slides, _ in kinds
+    ]
 
 
 def _layer(config: Section, *, slides: bool, borrows: bool, added: int, kv_heads: int, head_dim: int) -> Gemma4Layer:
@@ -298,6 +300,6 @@ def _rotated(config: Section) -> float:
 def _experts(config: Section, mlp: Mlp) -> Experts | None:
     if not config.flag("enable_moe_block", default=False):
         return None
-    chosen = at_most(config, "top_k_experts", "num_experts", config.integer("top_k_experts"))
+    chosen = checked_top_k(config, "top_k_experts", "num_experts", config.integer("top_k_experts"))
     inner = config.integer(config.first("moe_intermediate_size", "expert_intermediate_size"))
     return Experts(experts=config.integer("num_experts"), chosen=chosen, inner=inner, act=mlp.act)

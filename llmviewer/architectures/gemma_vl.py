@@ -31,14 +31,14 @@ def build(config: Section, fmt: Format) -> Graph:
     if config.get("vision_config") is None:
         return text
     tower = siglip_tower(vision(config))
-    side, seen = isqrt(tokens), tower.picture
-    if side * side != tokens or seen.height != seen.width or seen.height % side:
+    side, grid = isqrt(tokens), tower.picture
+    if side * side != tokens or grid.height != grid.width or grid.height % side:
         raise config.error(
             "mm_tokens_per_image",
-            f"must be a square that divides the {seen.height} x {seen.width} patches; got {tokens}",
+            f"must be a square that divides the {grid.height} x {grid.width} patches; got {tokens}",
         )
     parts = tower.parts(fmt)
-    pool = pooled(parts, patches_of(tower, parts), seen.patches // tokens)
+    pool = pooled(parts, patches_of(tower, parts), grid.patches // tokens)
     norm = parts.norm("soft_norm", pool.result, kind=NormKind.RMS)
     project = (pool, norm, parts.project("linear_1", norm.result, width))
     return joined(tower.blocks(fmt, tower.stream), project, text.map(partial(_around, tokens=tokens)), tokens=tokens)
@@ -64,9 +64,9 @@ def build_paligemma(config: Section, fmt: Format) -> Graph:
         text = text.map(_prefix)
     if config.get("vision_config") is None:
         return text
-    given = vision(config)
-    given.ignore("num_image_tokens", "num_positions", "projector_hidden_act")
-    tower = siglip_tower(given)
+    vision_section = vision(config)
+    vision_section.ignore("num_image_tokens", "num_positions", "projector_hidden_act")
+    tower = siglip_tower(vision_section)
     parts = tower.parts(fmt)
     project = (parts.project("linear_1", patches_of(tower, parts), width, bias=True),)
     return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tower.picture.patches)

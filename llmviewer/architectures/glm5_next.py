@@ -50,8 +50,8 @@ class PooledIndex(Index):
     pools: int
 
     def operators(self, parts: Parts, x: Tensor, latent: Tensor, rope_dim: int) -> tuple[Operator, ...]:  # noqa: ARG002
-        seen, width = Compressed(self.pool), self.head_dim
-        heads = Heads(num_heads=self.num_heads, num_kv_heads=1, head_dim=width, mask=seen)
+        mask, width = Compressed(self.pool), self.head_dim
+        heads = Heads(num_heads=self.num_heads, num_kv_heads=1, head_dim=width, mask=mask)
         q = parts.project("index_q_proj", latent, heads.q_width)
         k, gate = (parts.project(f"index_{part}_proj", x, width) for part in ("k", "gate"))
         weights = parts.project("index_weights", x, self.num_heads, kind=Router)
@@ -68,7 +68,7 @@ class PooledIndex(Index):
         chosen = Tensor(name="index_choice", width=1, rows=Compressed(self.pool, self.pools).pairs, format=FP32)
         indexer = Indexer(
             name="indexer",
-            inputs=(q.result, parts.cache("index_cache", width, seen), weights.result),
+            inputs=(q.result, parts.cache("index_cache", width, mask), weights.result),
             outputs=(chosen,),
             heads=heads,
         )
@@ -88,11 +88,11 @@ def build(config: Section, fmt: Format) -> Graph:
     require_false(config, "mlp_bias", "biases of these MLPs are not modelled")
     hyper = MeanOfStreams(streams=config.integer("hc_mult", 4), iterations=config.integer("hc_sinkhorn_iters", 20))
     types = _layer_types(config)
-    own = own_index(config, types.index(_INDEXED) if _INDEXED in types else 0)
+    has_indexer = own_index(config, types.index(_INDEXED) if _INDEXED in types else 0)
     mixers: dict[tuple[str, bool], Mixer] = {}
     for has_index in (True, False):
         mixers[_LINEAR, has_index] = _kda(config)
-        mixers[_INDEXED, has_index] = _attention(config, own=has_index)
+        mixers[_INDEXED, has_index] = _attention(config, has_indexer=has_index)
     moe = experts_beside_shared(config, "n_routed_experts", usual=1)
     networks: dict[bool, FeedForward] = {True: moe, False: dense(config)}
     layers = [
@@ -100,20 +100,20 @@ def build(config: Section, fmt: Format) -> Graph:
             mixer=mixers[kind, has_index],
             feed_forward=networks[sparse],
             hyper=hyper,
-            name=f"{_name(kind, own=has_index)}_{'moe' if sparse else 'dense'}",
+            name=f"{_name(kind, has_indexer=has_index)}_{'moe' if sparse else 'dense'}",
         )
-        for kind, has_index, sparse in zip(types, own, sparse_layers(config, default=3), strict=True)
+        for kind, has_index, sparse in zip(types, has_indexer, sparse_layers(config, default=3), strict=True)
     ]
     return decoder(config, layers, hyper=hyper).graph(fmt)
 
 
-def _name(kind: str, *, own: bool) -> str:
-    return "kda" if kind == _LINEAR else "mla" if own else "mla_shared"
+def _name(kind: str, *, has_indexer: bool) -> str:
+    return "kda" if kind == _LINEAR else "mla" if has_indexer else "mla_shared"
 
 
 def _layer_types(config: Section) -> list[str]:
-    said = [_LINEAR if kind == _LINEAR else _INDEXED for kind in listed(config, "layer_types", _KINDS)]
-    return said or [
+    layer_types = [_LINEAR if kind == _LINEAR else _INDEXED for kind in listed(config, "layer_types", _KINDS)]
+    return layer_types or [
         _INDEXED if (index + 1) % _EVERY == 0 else _LINEAR for index in range(config.count("num_hidden_layers"))
     ]
 
@@ -132,7 +132,7 @@ def _kda(config: Section) -> Kda:
     )
 
 
-def _attention(config: Section, *, own: bool) -> LatentAttention:
+def _attention(config: Section, *, has_indexer: bool) -> LatentAttention:
     if config.integer("qk_rope_head_dim", 0, least=0):
         raise config.error("qk_rope_head_dim", "must be 0: this attention has no positions")
     topk, pool = config.integer("index_topk", 2048), config.integer("index_kpool", 16)
@@ -155,6 +155,6 @@ def _attention(config: Section, *, own: bool) -> LatentAttention:
         rope_dim=0,
         value_dim=config.integer("v_head_dim", 256),
         bias=config.flag("attention_bias", default=False),
-        index=index if own else None,
-        chosen=0 if own else chosen,
+        index=index if has_indexer else None,
+        chosen=0 if has_indexer else chosen,
     )

@@ -64,8 +64,8 @@ _TEXT_IGNORED: Final = "image_token_id video_token_id"
 def build(config: Section, fmt: Format) -> Graph:
     """Fields of the language model stand in text_config, or in older files beside vision_config."""
     config.ignore(*_IGNORED.split(), "tie_word_embeddings")
-    apart = config.get("text_config") is not None
-    text = language_model(config) if apart else config
+    has_text_config = config.get("text_config") is not None
+    text = language_model(config) if has_text_config else config
     text.ignore(*_IGNORED.split(), *_TEXT_IGNORED.split())
     kind = text.text("model_type", config.text("model_type"))
     tied = any(c.flag("tie_word_embeddings", default=False) for c in (config, text))
@@ -90,7 +90,8 @@ def build_ocr(config: Section, fmt: Format) -> Graph:
     text.ignore(*_TEXT_IGNORED.split(), "attention_bias")
     tied = tied_of(config, text)
     language = FAMILIES["glm4"].graph(
-        _whole(text, TEXT_CLASSES["GlmOcrTextConfig"], {"attention_bias": False, "tie_word_embeddings": tied}), fmt
+        _filled_text(text, TEXT_CLASSES["GlmOcrTextConfig"], {"attention_bias": False, "tie_word_embeddings": tied}),
+        fmt,
     )
     return _behind_ocr_tower(config, language, fmt)
 
@@ -141,22 +142,22 @@ def _dense(text: Section, fmt: Format, **instead: Any) -> Graph:
     """Queries, keys and values have biases, whatever a config says."""
     text.ignore("attention_bias")
     return FAMILIES["glm4"].graph(
-        _whole(text, TEXT_CLASSES["Glm4vTextConfig"], {"attention_bias": True, **instead}), fmt
+        _filled_text(text, TEXT_CLASSES["Glm4vTextConfig"], {"attention_bias": True, **instead}), fmt
     )
 
 
 def _sparse(text: Section, fmt: Format, **instead: Any) -> Graph:
-    return FAMILIES["glm4_moe"].graph(_whole(text, _SPARSE_TEXT, instead), fmt)
+    return FAMILIES["glm4_moe"].graph(_filled_text(text, _SPARSE_TEXT, instead), fmt)
 
 
-def _whole(text: Section, defaults: Mapping[str, Any], instead: Mapping[str, Any]) -> Section:
+def _filled_text(text: Section, defaults: Mapping[str, Any], instead: Mapping[str, Any]) -> Section:
     """`text` with what its class has; heads share the width where nothing is said of them."""
     text = filled(text, defaults)
     shared = text.integer("hidden_size") // text.integer("num_attention_heads")
     return filled(text, {"head_dim": shared}, instead=instead)
 
 
-def _seen(config: Section, section: Section, side: int) -> PatchGrid:
+def _patch_grid(config: Section, section: Section, side: int) -> PatchGrid:
     """The picture, down to whole tokens."""
     (height, width), (tall, wide) = picture_size(config), (patch * side for patch in sides(section, "patch_size"))
     if height < tall or width < wide:
@@ -176,7 +177,7 @@ def _tower(config: Section, section: Section, side: int) -> Tower:
     bias = section.flag("attention_bias", default=False)
     one = layer(_heads(section), mlp, qkv_bias=bias, o_bias=False, fused_qkv=True, rotated=True)
     return Tower(
-        picture=_seen(config, section, side),
+        picture=_patch_grid(config, section, side),
         hidden=section.integer("hidden_size"),
         layers=[one] * section.count(section.first("depth", "num_hidden_layers")),
         norm=NormKind.RMS,
@@ -196,7 +197,7 @@ def _ocr_tower(config: Section, section: Section, side: int) -> Tower:
         heads=heads, rotary_dim=heads.head_dim, fused_qkv=True, qkv_bias=bias, o_bias=bias, qk_norm=NormKind.RMS
     )
     return Tower(
-        picture=_seen(config, section, side),
+        picture=_patch_grid(config, section, side),
         hidden=section.integer("hidden_size"),
         layers=[Layer(mixer=attention, feed_forward=mlp)] * section.count(section.first("depth", "num_hidden_layers")),
         norm=NormKind.RMS,

@@ -67,8 +67,8 @@ def build_gpt_neo(config: Section, fmt: Format) -> Graph:
     inner = config.integer("intermediate_size", 4 * hidden)
     mlp = Mlp(inner=inner, act=activation(config, "activation_function", "gelu_new"), bias=True)
     other, local = (
-        Layer(mixer=SelfAttention(heads=own, o_bias=True), feed_forward=mlp)
-        for own in (heads, replace(heads, mask=Causal(window)))
+        Layer(mixer=SelfAttention(heads=kind_heads, o_bias=True), feed_forward=mlp)
+        for kind_heads in (heads, replace(heads, mask=Causal(window)))
     )
     return decoder(
         config,
@@ -84,10 +84,14 @@ def _local(config: Section) -> list[bool]:
     """Whether each layer has a window: attention_types has kinds that are repeated so often."""
     config.ignore("attention_layers")
     layers = config.count(config.first("num_layers", "num_hidden_layers"))
-    given: Any = _NEO_LAYERS if config.get("attention_types") is None else config.get("attention_types")
+    attention_types: Any = _NEO_LAYERS if config.get("attention_types") is None else config.get("attention_types")
     try:
-        sizes = [len(some) * times for some, times in given]
-        kinds = [kind for some, times in given for _ in range(times) for kind in some] if sum(sizes) == layers else []
+        sizes = [len(kind_list) * times for kind_list, times in attention_types]
+        kinds = (
+            [kind for kind_list, times in attention_types for _ in range(times) for kind in kind_list]
+            if sum(sizes) == layers
+            else []
+        )
     except (TypeError, ValueError):
         kinds = []
     if len(kinds) != layers or not set(kinds) <= {"global", "local"}:

@@ -35,7 +35,7 @@ from .blocks.encoder import ENCODED, CrossAttention, both_ways, leaving, stack
 from .blocks.feed_forward import Mlp
 from .blocks.fields import filled
 from .blocks.parts import HIDDEN, NormKind, Parts, result, with_rows
-from .blocks.tower import UNUSED, beside, held, joined, part, patches_of, projector
+from .blocks.tower import UNUSED, auxiliary_block, joined, part, patches_of, projector, unused_weights
 from .llama import FAMILIES
 from .siglip import plain_tower, pooled_head
 
@@ -65,10 +65,10 @@ _WAVES: Final = 256
 def build(config: Section, fmt: Format) -> Graph:
     sections = [config, part(config, "backbone_cfg"), part(config, "action_head_cfg")]
     _, backbone, head = sections
-    dit, own = part(head, "diffusion_model_cfg"), part(head, "vl_self_attention_cfg")
-    for section in (*sections, dit, own):
+    dit, vl_config = part(head, "diffusion_model_cfg"), part(head, "vl_self_attention_cfg")
+    for section in (*sections, dit, vl_config):
         section.ignore(*_IGNORED.split())
-    dit, own = filled(dit, _DIT), filled(own, _SELF)
+    dit, vl_config = filled(dit, _DIT), filled(vl_config, _SELF)
     if backbone.get("project_to_dim") is not None:
         raise backbone.error("project_to_dim", "must be null, as in N1.5: other backbones are not known here")
     if not head.flag("use_vlln", default=True) or not dit.flag("interleave_self_attention", default=True):
@@ -77,7 +77,7 @@ def build(config: Section, fmt: Format) -> Graph:
     config.ignore("action_horizon", "action_dim")
     vlm, width = _backbone(backbone, fmt)
     parts = Parts(format=fmt, norm_kind=NormKind.LAYER)
-    features = _features(own, parts, width)
+    features = _features(vl_config, parts, width)
     state, embed = _embedding(head, parts, horizon)
     hidden = head.integer("input_embedding_dim", 1536)
     blocks = (embed, _time(parts, hidden), *_layers(dit, parts, hidden, width), _head(head, dit, parts, hidden))
@@ -96,8 +96,8 @@ def _backbone(config: Section, fmt: Format) -> tuple[tuple[Block, ...], int]:
     blocks = (*tower.blocks(fmt, tower.stream), *unused)
     project = projector(parts, patches_of(tower, parts), (width,), "gelu", bias=True)
     vlm = joined(blocks, project, FAMILIES["qwen3"].graph(text, fmt), tokens=tower.picture.patches)
-    head = held("head", parts, {"lm_head.weight": (text.integer("vocab_size"), width)})
-    return (*prefix(vlm, UncachedCausal()), beside(head, name="unused")), width
+    head = unused_weights("head", parts, {"lm_head.weight": (text.integer("vocab_size"), width)})
+    return (*prefix(vlm, UncachedCausal()), auxiliary_block(head, name="unused")), width
 
 
 def _heads(config: Section) -> Heads:
@@ -143,28 +143,28 @@ def _embedding(config: Section, parts: Parts, horizon: int) -> tuple[Block, Bloc
     rows = horizon * SEQUENCES
     encoded = _of_robot(parts, "action_1", with_rows(parts.tensor("actions", dims), rows), hidden, robots)
     time = waves(parts, hidden)
-    both = side_by_side(parts, "action_time", rows, encoded.result, time.result, width=2 * hidden)
-    mixed = _of_robot(parts, "action_2", both.result, hidden, robots)
+    joined_tensor = side_by_side(parts, "action_time", rows, encoded.result, time.result, width=2 * hidden)
+    mixed = _of_robot(parts, "action_2", joined_tensor.result, hidden, robots)
     swish = parts.activate("action_act", "silu", mixed.result)
-    made: tuple[Operator, ...] = (
+    operators: tuple[Operator, ...] = (
         encoded,
         time,
-        both,
+        joined_tensor,
         mixed,
         swish,
         _of_robot(parts, "action_3", swish.result, hidden, robots),
     )
     if config.flag("add_pos_embed", default=True):
         table = replace(parts.weight("positions.weight", positions, hidden), rows=table_rows(positions))
-        add = replace(parts.elementwise("position_add", result(made), ops=1), weights=(table,))
-        made = (*made, add.with_tensors(lambda t: with_rows(t, rows)))
+        add = replace(parts.elementwise("position_add", result(operators), ops=1), weights=(table,))
+        operators = (*operators, add.with_tensors(lambda t: with_rows(t, rows)))
     future = parts.embed("future", {"future.weight": learned}, hidden)
     future = future.with_tensors(lambda t: with_rows(t, learned * SEQUENCES))
     tokens = parts.tensor("tokens", hidden)
-    join = side_by_side(parts, tokens.name, tokens.rows, second.result, future.result, result(made))
+    join = side_by_side(parts, tokens.name, tokens.rows, second.result, future.result, result(operators))
     embed = Block(
         name="embedding",
-        operators=(*made, future, join),
+        operators=(*operators, future, join),
         input="actions",
         output=tokens.name,
         side_inputs=(second.result.name,),
@@ -176,8 +176,8 @@ def _time(parts: Parts, hidden: int) -> Block:
     time = waves(parts, _WAVES)
     first = project(parts, "time_1", time.result, hidden)
     act = parts.activate("time_act", "silu", first.result)
-    made = (time, first, act, project(parts, "time_2", act.result, hidden))
-    return Block(name="condition", operators=leaving(made, CONDITION), input="", output=CONDITION)
+    operators = (time, first, act, project(parts, "time_2", act.result, hidden))
+    return Block(name="condition", operators=leaving(operators, CONDITION), input="", output=CONDITION)
 
 
 def _layers(config: Section, parts: Parts, hidden: int, width: int) -> list[Block]:
@@ -188,7 +188,7 @@ def _layers(config: Section, parts: Parts, hidden: int, width: int) -> list[Bloc
     if config.integer("cross_attention_dim") != width:
         raise config.error("cross_attention_dim", f"must be the width of the features, {width}")
     cross = CrossAttention(heads=heads, encoded_width=width, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
-    own = Modulated(
+    self_layer = Modulated(
         mixer=SelfAttention(heads=heads, qkv_bias=True, o_bias=True),
         feed_forward=Mlp(inner=4 * hidden, act="gelu_tanh", bias=True),
         name="self",
@@ -197,8 +197,8 @@ def _layers(config: Section, parts: Parts, hidden: int, width: int) -> list[Bloc
         gates=False,
         condition=hidden,
     )
-    seeing = replace(own, mixer=cross, name="cross", given=(CONDITION, ENCODED))
-    return stack(parts, [own if n % 2 else seeing for n in range(config.count("num_layers"))], hidden)
+    seeing = replace(self_layer, mixer=cross, name="cross", given=(CONDITION, ENCODED))
+    return stack(parts, [self_layer if n % 2 else seeing for n in range(config.count("num_layers"))], hidden)
 
 
 def _head(head: Section, config: Section, parts: Parts, hidden: int) -> Block:
@@ -207,7 +207,7 @@ def _head(head: Section, config: Section, parts: Parts, hidden: int) -> Block:
     dims, out = head.integer("action_dim", 32), config.integer("output_dim")
     if out != inner:
         raise config.error("output_dim", f"must be the hidden_size of the action head, {inner}; got {out}")
-    made, numbers = modulation(parts, "final", hidden, 2 * hidden, act=True)
+    modulation_ops, numbers = modulation(parts, "final", hidden, 2 * hidden, act=True)
     norm = parts.norm("final_norm", parts.tensor(HIDDEN, hidden), kind=NormKind.PLAIN)
     scaled = parts.elementwise("final_modulated", norm.result, numbers, ops=2)
     linear = parts.project("proj_out", scaled.result, out, bias=True)
@@ -215,5 +215,5 @@ def _head(head: Section, config: Section, parts: Parts, hidden: int) -> Block:
     act = parts.activate("decode_act", "relu", first.result)
     second = _of_robot(parts, "decode_2", act.result, dims, robots)
     step = parts.elementwise("step", second.result, ops=2)
-    operators = (*made, norm, scaled, linear, first, act, second, step)
+    operators = (*modulation_ops, norm, scaled, linear, first, act, second, step)
     return Block(name="head", operators=operators, input=HIDDEN, output=step.name, side_inputs=(CONDITION,))

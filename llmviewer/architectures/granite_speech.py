@@ -89,13 +89,13 @@ class ShawAttention:
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         mask = Tiled(self.padded * self.context)
         attention = SelfAttention(heads=replace(self.heads, mask=mask), alibi=True)
-        *made, _ = attention.operators(parts, x)
-        kv = parts.linear("kv_proj", x, made[1].result, made[2].result)
-        made = [made[0], kv, *made[3:]]
-        place = next(index for index, op in enumerate(made) if isinstance(op, QK))
+        *launches, _ = attention.operators(parts, x)
+        kv = parts.linear("kv_proj", x, launches[1].result, launches[2].result)
+        launches = [launches[0], kv, *launches[3:]]
+        place = next(index for index, op in enumerate(launches) if isinstance(op, QK))
         biases = RelativePositions(
             name="positions",
-            inputs=made[place].inputs[:1],
+            inputs=launches[place].inputs[:1],
             outputs=(parts.tensor("positions", self.heads.num_heads * self.context),),
             weights=(parts.weight("distances.weight", self.distances, self.heads.head_dim),),
             head_dim=self.heads.head_dim,
@@ -105,7 +105,7 @@ class ShawAttention:
         def filled_up(t: Tensor) -> Tensor:
             return with_rows(t, rows) if t.rows == TOKENS else t
 
-        inner = tuple(op.with_tensors(filled_up) for op in (*made[:place], biases, *made[place:]))
+        inner = tuple(op.with_tensors(filled_up) for op in (*launches[:place], biases, *launches[place:]))
         attended = with_rows(result(inner), TOKENS)
         return (*inner, parts.project("o_proj", attended, x.width, bias=True))
 
@@ -120,15 +120,15 @@ class ConvolutionModule:
     taps: int
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        up = parts.project("conv_up", x, 2 * self.inner, bias=True)
-        gated = parts.elementwise("glu", up.result, ops=_SIGMOID_OPS + 1, width=self.inner)
+        up_proj = parts.project("conv_up", x, 2 * self.inner, bias=True)
+        gated = parts.elementwise("glu", up_proj.result, ops=_SIGMOID_OPS + 1, width=self.inner)
         out = parts.tensor("conv_depth", self.inner)
         weights = (parts.weight("conv_depth.weight", self.inner, 1, self.taps),)
         depth = Conv1d(name=out.name, inputs=(gated.result,), outputs=(out,), weights=weights)
         scales = {f"batch_norm.{kind}": self.inner for kind in ("weight", "bias")}
         norm = parts.elementwise("batch_norm", depth.result, ops=2, weights=scales)
         act = parts.activate("conv_act", "silu", norm.result)
-        return (up, gated, depth, norm, act, parts.project("conv_down", act.result, x.width, bias=True))
+        return (up_proj, gated, depth, norm, act, parts.project("conv_down", act.result, x.width, bias=True))
 
 
 @frozen(kw_only=True)
@@ -139,19 +139,19 @@ class Conformer(Layer):
     second: FeedForward
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        made: tuple[Operator, ...] = ()
+        launches: tuple[Operator, ...] = ()
         branches: tuple[tuple[str, Mixer | FeedForward | None], ...] = (
             ("mlp", self.feed_forward), ("attn", self.mixer), ("conv", self.convolution), ("mlp_2", self.second),
         )  # fmt: skip
         for name, run in branches:
             if run is None:
                 raise RuntimeError(f"a conformer without {name}")
-            branch = self._branch(parts, result(made) if made else x, run, name)
+            branch = self._branch(parts, result(launches) if launches else x, run, name)
             if name.startswith("mlp"):
                 *before, add = branch
                 branch = (*before, replace(parts.add(add.name, *add.inputs), ops_per_element=2))
-            made = (*made, *branch)
-        return (*made, parts.norm("layer_norm", result(made)))
+            launches = (*launches, *branch)
+        return (*launches, parts.norm("layer_norm", result(launches)))
 
 
 def _encoder(config: Section, parts: Parts, tokens: int) -> list[Block]:

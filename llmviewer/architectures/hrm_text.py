@@ -20,7 +20,7 @@ from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, Layer
 from .blocks.encoder import holding
 from .blocks.fields import gated_mlp, grouped_heads, require_false
-from .blocks.parts import NormKind, Parts, again, result
+from .blocks.parts import NormKind, Parts, result, reused_weight
 
 _OTHER: Final = "embed_tokens"  # the state of the stack that does not run
 _IGNORED: Final = "L_bp_cycles embedding_scale num_hidden_layers num_key_value_heads"
@@ -41,9 +41,9 @@ class StackLayer(Layer):
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         before = (parts.add("state_add", x, parts.tensor(_OTHER, x.width)),) if self.first else ()
-        made = (*before, *super().operators(parts, result(before) if before else x))
-        made = (*made, parts.norm("stack_norm", result(made))) if self.last else made
-        return tuple(op.with_weights(again) for op in made) if self.reused else made
+        launches = (*before, *super().operators(parts, result(before) if before else x))
+        launches = (*launches, parts.norm("stack_norm", result(launches))) if self.last else launches
+        return tuple(op.with_weights(reused_weight) for op in launches) if self.reused else launches
 
 
 class TwoStacks(Decoder):
@@ -92,4 +92,4 @@ def _runs(config: Section, plain: Layer) -> list[StackLayer]:
             reused=reused,
         )
 
-    return [layer(place, reused=again) for again in reused for place in range(layers)]
+    return [layer(place, reused=is_reused) for is_reused in reused for place in range(layers)]

@@ -43,16 +43,16 @@ _MEDIA: Final = """
 def build_text(config: Section, fmt: Format) -> Graph:
     """HunYuan's dense model, whose head is tied where nothing is said."""
     config.ignore(*_MEDIA.split())
-    usual = {"head_dim": config.get("attention_head_dim"), "tie_word_embeddings": True}
-    return FAMILIES["hunyuan_v1_dense"].graph(filled(config, usual), fmt)
+    defaults = {"head_dim": config.get("attention_head_dim"), "tie_word_embeddings": True}
+    return FAMILIES["hunyuan_v1_dense"].graph(filled(config, defaults), fmt)
 
 
 @architecture("hunyuan_vl")
 def build(config: Section, fmt: Format) -> Graph:
     config.ignore(*_MEDIA.split())
-    given = language_model(config) if config.get("text_config") is not None else config
-    tied = tied_of(config, filled(given, {"tie_word_embeddings": True}))
-    text = filled(given, instead={"tie_word_embeddings": tied})
+    text_config = language_model(config) if config.get("text_config") is not None else config
+    tied = tied_of(config, filled(text_config, {"tie_word_embeddings": True}))
+    text = filled(text_config, instead={"tie_word_embeddings": tied})
     graph, width = build_text(text, fmt), text.integer("hidden_size")
     if config.get("vision_config") is None:
         return graph
@@ -63,8 +63,8 @@ def build(config: Section, fmt: Format) -> Graph:
         raise section.error("text_hidden_size", f"must be the {width} of the language model")
     rows, columns = tower.picture.height // side, tower.picture.width // side
     parts, inner = tower.parts(fmt), _MERGED * tower.hidden
-    made = _merged(section, tower, parts, side, inner=inner, out=_MERGED * inner)
-    ended = _ended(parts, made, rows * (columns + 1))
+    projector = _merged(section, tower, parts, side, inner=inner, out=_MERGED * inner)
+    ended = _ended(parts, projector, rows * (columns + 1))
     down = parts.linear(
         "projector", ended.result, with_rows(parts.tensor("projector", width), ended.result.rows), bias=True
     )
@@ -73,7 +73,7 @@ def build(config: Section, fmt: Format) -> Graph:
     learned = tuple(parts.weight(f"image_{name}", width) for name in ("begin", "end", "sep"))
     around = Elementwise(name=out.name, inputs=down.outputs, outputs=(out,), weights=learned, ops_per_element=0)
     norm = parts.norm("after_norm", around.result, kind=NormKind.RMS)
-    project = (*made, ended, down, around, norm)
+    project = (*projector, ended, down, around, norm)
     return joined(tower.blocks(fmt, tower.stream), project, graph, tokens=tokens, projected=rows * columns)
 
 
@@ -89,9 +89,9 @@ def build_hy4(config: Section, fmt: Format) -> Graph:
         raise section.error("out_hidden_size", f"must be the {width} of the language model")
     rows, columns = tower.picture.height // side, tower.picture.width // side
     parts = tower.parts(fmt)
-    made = _merged(section, tower, parts, side, inner=side**2 * tower.hidden, out=width)
+    projector = _merged(section, tower, parts, side, inner=side**2 * tower.hidden, out=width)
     tokens = rows * (columns + 1)
-    project = (*made, _ended(parts, made, tokens))
+    project = (*projector, _ended(parts, projector, tokens))
     return joined(tower.blocks(fmt, tower.stream), project, graph, tokens=tokens, projected=rows * columns)
 
 
@@ -121,8 +121,8 @@ def _merged(section: Section, tower: Tower, parts: Parts, side: int, *, inner: i
     return (replace(norm, outputs=(x,)), conv, act, parts.project("merge_out", act.result, out, bias=True))
 
 
-def _ended(parts: Parts, made: tuple[Operator, ...], tokens: int) -> Elementwise:
+def _ended(parts: Parts, operators: tuple[Operator, ...], tokens: int) -> Elementwise:
     """Rows of what is made, each with a learned token at its end."""
-    out = with_rows(parts.tensor("rows", result(made).width), of_pictures(tokens))
+    out = with_rows(parts.tensor("rows", result(operators).width), of_pictures(tokens))
     newline = (parts.weight("newline.weight", out.width),)
-    return Elementwise(name=out.name, inputs=(result(made),), outputs=(out,), weights=newline, ops_per_element=0)
+    return Elementwise(name=out.name, inputs=(result(operators),), outputs=(out,), weights=newline, ops_per_element=0)

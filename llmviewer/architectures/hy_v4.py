@@ -49,22 +49,22 @@ def build(config: Section, fmt: Format) -> Graph:
     config.choice("gating_type", ("elementwise",), "elementwise")
     listed(config, "layer_types", ("indexed_attention", "deepseek_sparse_attention", "sparse_attention"))
     hyper = HyperConnections(streams=config.integer("hc_mult", 4), iterations=0)
-    mixers = {own: _attention(config, own=own) for own in (True, False)}
+    mixers = {has_indexer: _attention(config, has_indexer=has_indexer) for has_indexer in (True, False)}
     moe = experts_beside_shared(config, "n_routed_experts", usual=1)
     networks: dict[bool, FeedForward] = {True: moe, False: dense(config)}
     layers = [
         Layer(
-            mixer=mixers[own],
+            mixer=mixers[has_indexer],
             feed_forward=networks[has_experts],
             hyper=hyper,
-            name=("moe" if has_experts else "dense") + ("" if own else "_shared"),
+            name=("moe" if has_experts else "dense") + ("" if has_indexer else "_shared"),
         )
-        for own, has_experts in zip(_own_index(config), _sparse(config), strict=True)
+        for has_indexer, has_experts in zip(_own_index(config), _sparse(config), strict=True)
     ]
     return decoder(config, layers, hyper=hyper).graph(fmt)
 
 
-def _attention(config: Section, *, own: bool) -> LatentAttention:
+def _attention(config: Section, *, has_indexer: bool) -> LatentAttention:
     plain = latent_attention(config, LatentAttention, q_rank=1536, nope_dim=192, value_dim=256)
     chosen = config.integer("index_topk", 2048)
     index = Index(
@@ -72,8 +72,8 @@ def _attention(config: Section, *, own: bool) -> LatentAttention:
     )
     return replace(
         plain,
-        index=index if own else None,
-        chosen=0 if own else chosen,
+        index=index if has_indexer else None,
+        chosen=0 if has_indexer else chosen,
         gates=plain.num_heads * plain.value_dim,
         sinks=True,
     )
@@ -83,10 +83,10 @@ def _own_index(config: Section) -> list[bool]:
     """Whether each layer has an indexer of its own: as listed, or the first, and after it every fourth."""
     if config.get("indexer_types") is None:
         return [index == 0 or index % _EVERY == 1 for index in range(config.count("num_hidden_layers"))]
-    own = [kind == "full" for kind in kinds(config, "indexer_types", ("full", "shared"))]
-    if not own[0]:
+    has_indexer = [kind == "full" for kind in kinds(config, "indexer_types", ("full", "shared"))]
+    if not has_indexer[0]:
         raise config.error("indexer_types", "must give the first layer an indexer of its own; there is none before it")
-    return own
+    return has_indexer
 
 
 def _sparse(config: Section) -> list[bool]:

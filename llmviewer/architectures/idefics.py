@@ -43,7 +43,7 @@ def build(config: Section, fmt: Format) -> Graph:
     if config.get("vision_config") is None:
         return text
     section = filled(vision(config), TOWERS["Idefics2VisionConfig"])
-    tower = replace(plain_tower(section), picture=_seen(config, section))
+    tower = replace(plain_tower(section), picture=_patch_grid(config, section))
     inner = language_model(config).integer("intermediate_size", 14336)
     resampler = filled(part(config, "perceiver_config"), _RESAMPLER, instead={"hidden_size": width})
     queries = resampler.integer("resampler_n_latents")
@@ -62,7 +62,7 @@ def build(config: Section, fmt: Format) -> Graph:
     return joined(blocks, (norm,), text, tokens=queries)
 
 
-def _seen(config: Section, section: Section) -> PatchGrid:
+def _patch_grid(config: Section, section: Section) -> PatchGrid:
     """The picture, brought to what the processor has room for."""
     height, width = picture_size(config)
     scale = min(1, _LONGEST / max(height, width))
@@ -74,9 +74,9 @@ def _seen(config: Section, section: Section) -> PatchGrid:
 def _projected(parts: Parts, tower: Tower, inner: int, width: int, act: str) -> tuple[Operator, ...]:
     """A gated MLP from the width of the tower to that of the queries."""
     x = parts.tensor(HIDDEN, tower.hidden)
-    gate, up = (parts.project(f"{name}_proj", x, inner) for name in ("gate", "up"))
-    mid = parts.activate("act", act, gate.result, up.result)
-    return (gate, up, mid, parts.linear("down_proj", mid.result, parts.tensor(FEATURES, width)))
+    gate, up_proj = (parts.project(f"{name}_proj", x, inner) for name in ("gate", "up"))
+    mid = parts.activate("act", act, gate.result, up_proj.result)
+    return (gate, up_proj, mid, parts.linear("down_proj", mid.result, parts.tensor(FEATURES, width)))
 
 
 def _layer(config: Section, features: int, queries: int, width: int) -> Layer:

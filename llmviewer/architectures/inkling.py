@@ -27,14 +27,14 @@ from .blocks.attention import scored
 from .blocks.decoder import FeedForward, Mixer
 from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import check_width, decoder, filled
-from .blocks.moe import at_most, ignore_router_fields, integers, listed, listed_sparse, windows_and_experts
+from .blocks.moe import checked_top_k, ignore_router_fields, integers, listed, listed_sparse, windows_and_experts
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
 from .blocks.patch_folding import fold_layers, scales_of
 from .blocks.state_space import kept
 from .blocks.tiles import picture_size
-from .blocks.tower import Scaled, beside, held, joined, of_pictures, vision
+from .blocks.tower import Scaled, auxiliary_block, joined, of_pictures, unused_weights, vision
 
-_WHOLE, _SLIDING = _KINDS = ("hybrid", "hybrid_sliding")
+_FULL, _SLIDING = _KINDS = ("hybrid", "hybrid_sliding")
 _EVERY: Final = 6  # layers, of which the last one has no window
 _IGNORED: Final = """
     unpadded_vocab_size logits_mup_width_multiplier embedding_multiplier log_scaling_n_floor log_scaling_alpha
@@ -42,7 +42,13 @@ _IGNORED: Final = """
     mtp_local_layer_ids number_of_conv_states model_max_length use_gate_bias gate_activation norm_after_topk
     final_logit_softcapping
 """
-_SAID: Final = {"q_bias": False, "o_bias": False, "use_sconv": True, "use_embed_norm": True, "use_global_scale": True}
+_REQUIRED_VALUES: Final = {
+    "q_bias": False,
+    "o_bias": False,
+    "use_sconv": True,
+    "use_embed_norm": True,
+    "use_global_scale": True,
+}
 _PATCHES: Final = {"patch_size": 40, "temporal_patch_size": 2, "num_channels": 3, "num_hidden_layers": 24}
 _MEDIA: Final = """
     mtp_config image_token_id audio_token_id image_bos_token_id audio_bos_token_id
@@ -79,9 +85,9 @@ class Filtered:
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         return self.after(parts, self.part.operators(parts, x))
 
-    def after(self, parts: Parts, made: tuple[Operator, ...]) -> tuple[Operator, ...]:
+    def after(self, parts: Parts, operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
         """Operators of the branch, and the convolution over its result."""
-        return (*made, filtered(parts, self.name, result(made), self.taps, scaled=self.scaled))
+        return (*operators, filtered(parts, self.name, result(operators), self.taps, scaled=self.scaled))
 
 
 @frozen(kw_only=True)
@@ -142,8 +148,8 @@ def build(config: Section, fmt: Format) -> Graph:
     text = config.section("text_config")
     graph, width = build_text(text, fmt), text.integer("hidden_size")
     if config.get("audio_config") is not None:
-        table = held("hearing", Parts(format=fmt), _heard(config.section("audio_config"), width))
-        graph = Graph((beside(table, name="unused"), *graph.blocks))
+        table = unused_weights("hearing", Parts(format=fmt), _heard(config.section("audio_config"), width))
+        graph = Graph((auxiliary_block(table, name="unused"), *graph.blocks))
     if config.get("vision_config") is None:
         return graph
     section = filled(vision(config), _PATCHES)
@@ -169,9 +175,9 @@ def _heard(config: Section, width: int) -> dict[str, tuple[int, ...]]:
 @architecture("inkling_text")
 def build_text(config: Section, fmt: Format) -> Graph:
     ignore_router_fields(config, *_IGNORED.split())
-    for key, usual in _SAID.items():
-        if config.flag(key, default=usual) != usual:
-            raise config.error(key, f"must be {str(usual).lower()}: no class of this architecture is otherwise")
+    for key, default in _REQUIRED_VALUES.items():
+        if config.flag(key, default=default) != default:
+            raise config.error(key, f"must be {str(default).lower()}: no class of this architecture is otherwise")
     taps = config.integer(config.first("conv_kernel_size", "sconv_kernel_size"), 4)
     wide = config.first("dense_intermediate_size", "intermediate_size")
     narrow = "intermediate_size" if wide == "dense_intermediate_size" else "moe_intermediate_size"
@@ -189,11 +195,11 @@ def build_text(config: Section, fmt: Format) -> Graph:
 
 
 def _attention(config: Section, taps: int, *, slides: bool) -> DistantAttention:
-    prefix, usual = ("swa_", 16) if slides else ("", 8)
+    prefix, default_kv_heads = ("swa_", 16) if slides else ("", 8)
     window = config.integer(config.first("sliding_window_size", "sliding_window"), 512) if slides else inf
     heads = Heads(
         num_heads=config.integer(f"{prefix}num_attention_heads", 64),
-        num_kv_heads=config.integer(f"{prefix}num_key_value_heads", usual),
+        num_kv_heads=config.integer(f"{prefix}num_key_value_heads", default_kv_heads),
         head_dim=config.integer(f"{prefix}head_dim", 128),
         mask=Causal(window),
     )
@@ -205,7 +211,7 @@ def _experts(config: Section, inner: int, act: str) -> WeighedExperts:
     always = config.integer("n_shared_experts", 2)
     return WeighedExperts(
         experts=config.integer("n_routed_experts", 256),
-        chosen=at_most(
+        chosen=checked_top_k(
             config, "num_experts_per_tok", "n_routed_experts", config.integer("num_experts_per_tok", 6), 256
         ),
         inner=inner,
@@ -218,8 +224,8 @@ def _experts(config: Section, inner: int, act: str) -> WeighedExperts:
 def sliding(config: Section) -> list[bool]:
     """Whether each layer has a window: as listed, or all but every sixth."""
     layers = config.count("num_hidden_layers")
-    if said := listed(config, "layer_types", _KINDS):
-        return [kind == _SLIDING for kind in said]
+    if layer_types := listed(config, "layer_types", _KINDS):
+        return [kind == _SLIDING for kind in layer_types]
     if config.get("local_layer_ids") is not None:
         local = integers(config, "local_layer_ids")
         return [index in local for index in range(layers)]
@@ -228,7 +234,7 @@ def sliding(config: Section) -> list[bool]:
 
 def _sparse(config: Section) -> list[bool]:
     """Whether each layer has experts: as listed, or all but the first dense_mlp_idx."""
-    if said := listed_sparse(config):
-        return said
+    if layer_flags := listed_sparse(config):
+        return layer_flags
     first = config.integer("dense_mlp_idx", 0, least=0)
     return [index >= first for index in range(config.count("num_hidden_layers"))]

@@ -26,7 +26,7 @@ from .blocks.attention_residuals import SourcedDecoder, SourcedLayer, mixed, sou
 from .blocks.decoder import Decoder, Layer, Mixer
 from .blocks.feed_forward import Experts
 from .blocks.fields import check_width, decoder, filled
-from .blocks.moe import at_most, ignore_router_fields
+from .blocks.moe import checked_top_k, ignore_router_fields
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
 from .blocks.state_space import kept
 from .blocks.tiles import picture_size
@@ -84,7 +84,7 @@ class ClippedAttention:
         heads, mask = self.heads, self.heads.mask
         q = parts.project("q_proj", x, heads.q_width)
         q_norm = _clipped(parts, "q_norm", q.result, heads.num_heads)
-        own = (*self._kept(parts, "k", keys), *self._kept(parts, "v", values))
+        cache_writes = (*self._kept(parts, "k", keys), *self._kept(parts, "v", values))
         r = parts.project("r_proj", x, heads.num_heads * self.rank)
         r_norm = _clipped(parts, "r_norm", r.result, heads.num_heads)
         biases = RelativePositions(
@@ -100,7 +100,7 @@ class ClippedAttention:
         softmax = replace(softmax, inputs=(*softmax.inputs, sink.result))
         gate = gated(parts, x, sv.result, heads.q_width)
         o_proj = parts.project("o_proj", result(gate), x.width)
-        return (q, q_norm, *own, r, r_norm, biases, sink, qk, softmax, sv, *gate, o_proj)
+        return (q, q_norm, *cache_writes, r, r_norm, biases, sink, qk, softmax, sv, *gate, o_proj)
 
     def _kept(self, parts: Parts, name: str, x: Tensor) -> tuple[Operator, ...]:
         """Keys or values, filtered and brought to a length, in the cache."""
@@ -149,13 +149,13 @@ class ClippedLayer(SourcedLayer):
 
     def _attending(self, parts: Parts, mixer: Mixer, sources: tuple[Tensor, ...]) -> tuple[Operator, ...]:
         names = ("q", "k", "v") if attention_of(mixer)[1].made else ("attn",)
-        seen: tuple[Operator, ...] = ()
+        operators: tuple[Operator, ...] = ()
         inputs = sources * len(names)
         if len(sources) > 1:
-            seen = (mixed(parts, "attn_sources", sources, [f"{name}_sources" for name in names], learned=False),)
-            inputs = seen[0].outputs
+            operators = (mixed(parts, "attn_sources", sources, [f"{name}_sources" for name in names], learned=False),)
+            inputs = operators[0].outputs
         norms = tuple(parts.norm(f"{name}_norm_in", x) for name, x in zip(names, inputs, strict=True))
-        return (*seen, *norms, *attended(parts, mixer, [norm.result for norm in norms]))
+        return (*operators, *norms, *attended(parts, mixer, [norm.result for norm in norms]))
 
     def _seen(self, parts: Parts, sources: tuple[Tensor, ...]) -> tuple[Operator, ...]:
         return (mixed(parts, "mlp_sources", sources, learned=False),)
@@ -172,8 +172,8 @@ def attended(parts: Parts, mixer: Mixer, inputs: list[Tensor]) -> tuple[Operator
     """The mixer over one input, or over those of queries, keys and values."""
     if len(inputs) == 1:
         return mixer.operators(parts, inputs[0])
-    whole, attention = attention_of(mixer)
-    return whole.after(parts, attention.attending(parts, *inputs))
+    mixer_class, attention = attention_of(mixer)
+    return mixer_class.after(parts, attention.attending(parts, *inputs))
 
 
 @architecture("inkling2", "inkling2_loop")
@@ -200,11 +200,11 @@ def build(config: Section, fmt: Format) -> Graph:
     return joined(tower.blocks(fmt, tower.stream), project, text, tokens=rows * columns)
 
 
-def _tower(section: Section, seen: PatchGrid) -> Tower:
+def _tower(section: Section, grid: PatchGrid) -> Tower:
     inner = section.integer("intermediate_size", int(section.integer("hidden_size") * section.number("mlp_ratio", 4)))
     table = section.integer("posemb_grid_size") ** 2
     tower = vit(
-        section, seen, "gelu", inner=inner, rotated=True, learned=1, positions=table + 1, pre_norm=True,
+        section, grid, "gelu", inner=inner, rotated=True, learned=1, positions=table + 1, pre_norm=True,
         position_ops=_INTERPOLATION,
     )  # fmt: skip
     return replace(tower, layers=[scaled_layer(layer) for layer in tower.layers])
@@ -249,7 +249,7 @@ def _attention(config: Section, taps: int, *, slides: bool) -> ClippedAttention:
 def _experts(config: Section) -> CappedExperts:
     return CappedExperts(
         experts=config.integer("n_routed_experts"),
-        chosen=at_most(config, "num_experts_per_tok", "n_routed_experts", config.integer("num_experts_per_tok")),
+        chosen=checked_top_k(config, "num_experts_per_tok", "n_routed_experts", config.integer("num_experts_per_tok")),
         inner=config.integer(config.first("moe_intermediate_size", "intermediate_size")),
         act=activation(config, "hidden_act", "silu"),
     )

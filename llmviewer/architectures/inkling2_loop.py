@@ -15,10 +15,10 @@ from ..operators.base import Operator, Tensor
 from ..precision import Format
 from ..records import frozen
 from . import architecture
-from .blocks.attention_residuals import SourcedDecoder, given, mixed
+from .blocks.attention_residuals import SourcedDecoder, mixed, side_tensors
 from .blocks.decoder import Layer, Mixer
 from .blocks.fields import filled
-from .blocks.parts import NormKind, Parts, again, result
+from .blocks.parts import NormKind, Parts, result, reused_weight
 from .inkling2 import ClippedLayer, attended, attention_of, plain_decoder
 
 _FIELDS: Final = {
@@ -51,24 +51,24 @@ class Loop:
         inner = config.section("loop_config") if config.get("loop_config") is not None else Section({}, config.file)
         run, count = config.integer("n_layers_per_attn_res_block", 6), config.count("num_hidden_layers")
 
-        def said(key: str, other: str, usual: int) -> int:
-            return inner.integer(other, config.integer(key, usual))
+        def loop_field(key: str, other: str, default: int) -> int:
+            return inner.integer(other, config.integer(key, default))
 
-        found = cls(
-            start=said("loop_layer_index_start", "core_start", 6),
-            end=said("loop_layer_index_end", "core_end", 18),
-            passes=said("loop_num_passes", "num_passes", 3),
-            rank=said("loop_gate_rank", "gate_rank", 64),
+        loop = cls(
+            start=loop_field("loop_layer_index_start", "core_start", 6),
+            end=loop_field("loop_layer_index_end", "core_end", 18),
+            passes=loop_field("loop_num_passes", "num_passes", 3),
+            rank=loop_field("loop_gate_rank", "gate_rank", 64),
             run=run,
             count=count,
         )
-        if found.start % run or found.end % run or not found.start < found.end <= count:
+        if loop.start % run or loop.end % run or not loop.start < loop.end <= count:
             raise config.error(
                 "loop_layer_index_start",
                 f"must, as loop_layer_index_end, be a multiple of {run}, and both in order within {count} layers; "
-                f"got {found.start} and {found.end}",
+                f"got {loop.start} and {loop.end}",
             )
-        return found
+        return loop
 
     def source(self, place: int, turn: int) -> str:
         """The name of source `place`, which runs before it have left; in the loop, of pass `turn`."""
@@ -108,43 +108,47 @@ class LoopedLayer(ClippedLayer):
     restarts: bool
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        own, left = self.given[: -self.messages], self.given[-self.messages :]
+        source_names, left = self.given[: -self.messages], self.given[-self.messages :]
         if self.restarts:
-            x = parts.tensor(own[-1], x.width)
+            x = parts.tensor(source_names[-1], x.width)
         names = [f"{name}_message" for name in (*_READS, "mlp")]
-        told = mixed(parts, "messages", given(parts, left, x), names, learned=False)
-        made = (told, *super().operators(parts, x))
-        return tuple(op if self.turn == 1 and _of_messages(op) else op.with_weights(again) for op in made)
+        messages = mixed(parts, "messages", side_tensors(parts, left, x), names, learned=False)
+        launches = (messages, *super().operators(parts, x))
+        return tuple(op if self.turn == 1 and _of_messages(op) else op.with_weights(reused_weight) for op in launches)
 
     def _sources(self, parts: Parts, x: Tensor) -> tuple[Tensor, ...]:
-        return given(parts, self.given[: -self.messages - self.restarts], x)
+        return side_tensors(parts, self.given[: -self.messages - self.restarts], x)
 
     def _attending(self, parts: Parts, mixer: Mixer, sources: tuple[Tensor, ...]) -> tuple[Operator, ...]:
-        apart = attention_of(mixer)[1].made
-        names = [f"{name}_sources" for name in (_READS if apart else ("attn",))]
-        seen = mixed(parts, "attn_sources", sources, names, learned=False)
-        made: tuple[Operator, ...] = (seen,)
+        separate_caches = attention_of(mixer)[1].made
+        names = [f"{name}_sources" for name in (_READS if separate_caches else ("attn",))]
+        mixed_sources = mixed(parts, "attn_sources", sources, names, learned=False)
+        operators: tuple[Operator, ...] = (mixed_sources,)
         inputs = []
-        for name, x in zip(_READS, seen.outputs if apart else seen.outputs * len(_READS), strict=True):
+        for name, x in zip(
+            _READS, mixed_sources.outputs if separate_caches else mixed_sources.outputs * len(_READS), strict=True
+        ):
             gated = self._told(parts, name, x)
             norm = parts.norm(f"{name}_norm_in", result(gated))
-            made = (*made, *gated, norm)
+            operators = (*operators, *gated, norm)
             inputs.append(norm.result)
-        return (*made, *attended(parts, mixer, inputs))
+        return (*operators, *attended(parts, mixer, inputs))
 
     def _seen(self, parts: Parts, sources: tuple[Tensor, ...]) -> tuple[Operator, ...]:
-        seen = super()._seen(parts, sources)
-        return (*seen, *self._told(parts, "mlp", result(seen)))
+        mixed_sources = super()._seen(parts, sources)
+        return (*mixed_sources, *self._told(parts, "mlp", result(mixed_sources)))
 
     def _told(self, parts: Parts, name: str, x: Tensor) -> tuple[Operator, ...]:
         """X and its message, weighed by channel by what a narrow network makes of both."""
         message = parts.tensor(f"{name}_message", x.width)
         norm = parts.norm(f"{name}_told_norm", x, kind=NormKind.UNIT)
-        both = replace(norm, inputs=(x, message), outputs=(parts.tensor(norm.name, 2 * x.width),), group=x.width)
-        down = parts.project(f"{name}_told_down", both.result, self.rank)
+        joined_tensor = replace(
+            norm, inputs=(x, message), outputs=(parts.tensor(norm.name, 2 * x.width),), group=x.width
+        )
+        down = parts.project(f"{name}_told_down", joined_tensor.result, self.rank)
         forget, gate = (parts.project(f"{name}_told_{of}", down.result, x.width) for of in ("forget", "gate"))
-        told = parts.elementwise(f"{name}_told", x, message, forget.result, gate.result, ops=_GATE_OPS)
-        return (both, down, forget, gate, told)
+        merged = parts.elementwise(f"{name}_told", x, message, forget.result, gate.result, ops=_GATE_OPS)
+        return (joined_tensor, down, forget, gate, merged)
 
 
 def _of_messages(op: Operator) -> bool:
@@ -162,21 +166,21 @@ def build_text(config: Section, fmt: Format) -> Graph:
 
 
 def _layer(loop: Loop, plain: Layer, index: int, turn: int) -> ClippedLayer:
-    at, place = divmod(index, loop.run)
+    run_index, place = divmod(index, loop.run)
     looped = turn > 0 and index < loop.end
     first, restarts = place == 0, looped and index == loop.start
-    further = index < loop.count - 1 or turn < loop.passes - 1
-    last = place == loop.run - 1 and further
-    sources = loop.sources(at if first and not restarts else at + 1, turn)
+    has_successor = index < loop.count - 1 or turn < loop.passes - 1
+    last = place == loop.run - 1 and has_successor
+    sources = loop.sources(run_index if first and not restarts else run_index + 1, turn)
     messages = loop.messages(turn) if looped else ()
     ends = ("_first" if first else "", "_last" if last else "", f"_pass_{turn}" if looped else "")
     layer = ClippedLayer(
         mixer=plain.mixer,
         feed_forward=plain.feed_forward,
-        name=f"{plain.name}_{at}{''.join(ends)}",
+        name=f"{plain.name}_{run_index}{''.join(ends)}",
         given=(*sources, *messages),
         first=first,
-        leaves=loop.source(at + 1, turn) if last else "",
+        leaves=loop.source(run_index + 1, turn) if last else "",
     )
     if not looped:
         return layer

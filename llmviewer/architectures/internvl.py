@@ -88,19 +88,21 @@ def build_first(config: Section, fmt: Format) -> Graph:
     config.ignore(*_FIRST_IGNORED.split())
     if config.get("vision_config") is None:
         return text
-    given = vision(config)
-    given.ignore(*_FIRST_TOWER_IGNORED.split(), *_NAMES)
-    require_false(given, "use_moe", "no published tower of this architecture has experts")
-    renamed = {new: given.get(old) for old, new in _NAMES.items() if old in given}
-    section = filled(given, _FIRST_PICTURES, instead=renamed)
+    vision_section = vision(config)
+    vision_section.ignore(*_FIRST_TOWER_IGNORED.split(), *_NAMES)
+    require_false(vision_section, "use_moe", "no published tower of this architecture has experts")
+    renamed = {new: vision_section.get(old) for old, new in _NAMES.items() if old in vision_section}
+    section = filled(vision_section, _FIRST_PICTURES, instead=renamed)
     side = sides(section, "image_size")
     if config.get("force_image_size") is not None and sides(config, "force_image_size") != side:
         raise config.error("force_image_size", f"must be the image_size of the vision_config, {side[0]}")
     run = _run(config, "select_layer", section)
     tiles = 1
     if config.flag("dynamic_image_size", default=False):
-        least, most = config.count("min_dynamic_patch", 1), config.count("max_dynamic_patch", 6)
-        tiles = _tiles(config, section, least=least, most=most, whole=config.flag("use_thumbnail", default=False))
+        min_tiles, max_tiles = config.count("min_dynamic_patch", 1), config.count("max_dynamic_patch", 6)
+        tiles = _tiles(
+            config, section, least=min_tiles, most=max_tiles, whole=config.flag("use_thumbnail", default=False)
+        )
     else:
         config.ignore("min_dynamic_patch", "max_dynamic_patch", "use_thumbnail")
     tower = _tower(section, run=run, tiles=tiles, fused_qkv=True)
@@ -124,7 +126,7 @@ def _tiles(config: Section, section: Section, *, least: int, most: int, whole: b
 
 def _tower(section: Section, *, run: int, tiles: int, fused_qkv: bool = False) -> Tower:
     section.ignore(*_IGNORED.split())
-    hidden, seen = section.integer("hidden_size"), picture(section)
+    hidden, grid = section.integer("hidden_size"), picture(section)
     attention = SelfAttention(
         heads=both_ways(heads_of(section, hidden, "num_attention_heads")),
         fused_qkv=fused_qkv,
@@ -137,13 +139,13 @@ def _tower(section: Section, *, run: int, tiles: int, fused_qkv: bool = False) -
     require_true(section, "use_mean_pooling", "no published tower of this architecture has a last norm")
     placed = section.flag("use_absolute_position_embeddings", default=True)
     return Tower(
-        picture=seen,
+        picture=grid,
         hidden=hidden,
         layers=[Layer(mixer=Scaled(attention), feed_forward=Scaled(mlp))] * section.count("num_hidden_layers"),
         norm=_NORMS[section.choice("norm_type", _NORMS)],
         patch_bias=True,
         learned=1,
-        positions=seen.patches + 1 if placed else 0,
+        positions=grid.patches + 1 if placed else 0,
         tiles=tiles,
         run=run,
     )
@@ -151,17 +153,17 @@ def _tower(section: Section, *, run: int, tiles: int, fused_qkv: bool = False) -
 
 def _masked(first: Block, tower: Tower, fmt: Format) -> Block:
     """The first block with the token that stands for patches which are hidden."""
-    held = holding(first.operators[0], tower.parts(fmt), {"mask_token.weight": (1, tower.hidden)})
-    return replace(first, operators=(held, *first.operators[1:]))
+    patch = holding(first.operators[0], tower.parts(fmt), {"mask_token.weight": (1, tower.hidden)})
+    return replace(first, operators=(patch, *first.operators[1:]))
 
 
 def _merged(config: Section, tower: Tower) -> int:
     """Patches to each side of what becomes a token."""
-    ratio, seen = config.number("downsample_ratio", 0.5), tower.picture
+    ratio, grid = config.number("downsample_ratio", 0.5), tower.picture
     side = round(1 / ratio) if ratio > 0 else 0
-    if not side or seen.height % side or seen.width % side:
-        raise config.error("downsample_ratio", f"must be one over a number that divides the {seen.height} x "
-                           f"{seen.width} patches; got {ratio:g}")  # fmt: skip
+    if not side or grid.height % side or grid.width % side:
+        raise config.error("downsample_ratio", f"must be one over a number that divides the {grid.height} x "
+                           f"{grid.width} patches; got {ratio:g}")  # fmt: skip
     return side
 
 

@@ -12,7 +12,7 @@ from .blocks.attention import SelfAttention
 from .blocks.decoder import FeedForward, Mixer
 from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import decoder
-from .blocks.moe import at_most, crossed
+from .blocks.moe import checked_top_k, crossed
 from .blocks.parts import activation, heads_of
 from .blocks.state_space import Mamba
 
@@ -26,13 +26,13 @@ def build(config: Section, fmt: Format) -> Graph:
     }
     networks: dict[bool, tuple[str, FeedForward]] = {True: ("moe", _experts(config)), False: ("mlp", _mlp(config))}
     every = range(config.count("num_hidden_layers"))
-    each = ((_at(config, "attn_layer", i, 8, 4), _at(config, "expert_layer", i, 2, 1)) for i in every)
+    each = ((_is_periodic(config, "attn_layer", i, 8, 4), _is_periodic(config, "expert_layer", i, 2, 1)) for i in every)
     layers = crossed(mixers, networks, each)
     config.ignore("use_mamba_kernels", "num_logits_to_keep", "output_router_logits", "router_aux_loss_coef")
     return decoder(config, layers, hidden=hidden).graph(fmt)
 
 
-def _at(config: Section, key: str, index: int, period: int, offset: int) -> bool:
+def _is_periodic(config: Section, key: str, index: int, period: int, offset: int) -> bool:
     """Whether layer `index` is one of those that come every so often."""
     return index % config.integer(f"{key}_period", period) == config.integer(f"{key}_offset", offset, least=0)
 
@@ -63,7 +63,9 @@ def _experts(config: Section) -> Experts:
     mlp = _mlp(config)
     return Experts(
         experts=config.integer("num_experts", 16),
-        chosen=at_most(config, "num_experts_per_tok", "num_experts", config.integer("num_experts_per_tok", 2), 16),
+        chosen=checked_top_k(
+            config, "num_experts_per_tok", "num_experts", config.integer("num_experts_per_tok", 2), 16
+        ),
         inner=mlp.inner,
         act=mlp.act,
     )

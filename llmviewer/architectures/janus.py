@@ -20,8 +20,7 @@ from .blocks.parts import HIDDEN
 from .blocks.tower import (
     UNUSED,
     Tower,
-    beside,
-    held,
+    auxiliary_block,
     joined,
     language,
     linears,
@@ -29,6 +28,7 @@ from .blocks.tower import (
     picture,
     projector,
     tower_activation,
+    unused_weights,
     vision,
     vit,
 )
@@ -62,17 +62,17 @@ def build(config: Section, fmt: Format) -> Graph:
     tower, widths = _tower(section), [section.integer("projection_dim", 2048)] * section.count("depth", 2)
     parts, act = tower.parts(fmt), tower_activation(section, "gelu")
     project = projector(parts, parts.tensor(HIDDEN, tower.hidden), widths, act, bias=True)
-    seen = joined(tower.blocks(fmt, tower.stream), project, text, tokens=tower.picture.patches)
-    drawing = held("drawing", parts, dict(_drawing(part(config, "vq_config"))))
-    return Graph((beside(drawing, name="unused"), *seen.blocks))
+    vision_graph = joined(tower.blocks(fmt, tower.stream), project, text, tokens=tower.picture.patches)
+    drawing = unused_weights("drawing", parts, dict(_drawing(part(config, "vq_config"))))
+    return Graph((auxiliary_block(drawing, name="unused"), *vision_graph.blocks))
 
 
 def _tower(section: Section) -> Tower:
-    seen, inner = picture(section), int(section.integer("hidden_size") * section.number("mlp_ratio", 4))
+    grid, inner = picture(section), int(section.integer("hidden_size") * section.number("mlp_ratio", 4))
     require_false(section, "use_qk_norm", "no published model of this architecture has it")
     bias = section.flag("attention_bias", default=True)
     return vit(
-        section, seen, "gelu", inner=inner, qkv_bias=bias, patch_bias=True, positions=seen.patches, post_norm=True
+        section, grid, "gelu", inner=inner, qkv_bias=bias, patch_bias=True, positions=grid.patches, post_norm=True
     )
 
 

@@ -21,7 +21,7 @@ from .blocks.attention import scored
 from .blocks.decoder import Layer
 from .blocks.feed_forward import BiasedExperts, experts_linear
 from .blocks.fields import decoder
-from .blocks.moe import at_most, ignore_router_fields
+from .blocks.moe import checked_top_k, ignore_router_fields
 from .blocks.parts import Parts, activation, result
 
 _IGNORED: Final = "num_attention_heads aux_loss_coef glu rotary_percent bias applied_layer_norm moe_num_experts"
@@ -45,9 +45,9 @@ class MixtureOfAttention:
         weights = parts.tensor("attn_route", self.chosen)
         route = Route(name="attn_route", inputs=router.outputs, outputs=(weights,), top_k=self.chosen)
         copies = self._moved((x, weights), self._copies("attn_permute", x))
-        made = self._linear(parts, "expert_q_proj", copies.result, width)
+        launches = self._linear(parts, "expert_q_proj", copies.result, width)
         q, k = parts.tensor("q", heads.q_width), parts.tensor("k", width)
-        gather = self._moved(made.outputs, q)
+        gather = self._moved(launches.outputs, q)
         kv = parts.linear("kv_proj", x, k, parts.cached("v_cache", width))
         turned = (parts.tensor("q_rope", heads.q_width), parts.cached("k_cache", width))
         rope = Rope(name="rope", inputs=(q, k), outputs=turned, heads=heads, rotary_dim=heads.head_dim)
@@ -55,7 +55,7 @@ class MixtureOfAttention:
         scatter = self._moved((result(attended), weights), self._copies("attn_scatter", k))
         back = self._linear(parts, "expert_o_proj", scatter.result, x.width)
         combine = self._moved((*back.outputs, weights), parts.tensor("attn_combine", x.width), ops=2 * self.chosen)
-        return (router, route, copies, made, gather, kv, rope, *attended, scatter, back, biased(parts, combine))
+        return (router, route, copies, launches, gather, kv, rope, *attended, scatter, back, biased(parts, combine))
 
     def _moved(self, inputs: tuple[Tensor, ...], out: Tensor, *, ops: int = 0) -> Elementwise:
         """Rows of experts from those of tokens, or back."""
@@ -76,7 +76,9 @@ def biased(parts: Parts, op: Operator) -> Operator:
 def build(config: Section, fmt: Format) -> Graph:
     ignore_router_fields(config, *_IGNORED.split())
     count = config.integer("num_local_experts", 8)
-    chosen = at_most(config, "num_experts_per_tok", "num_local_experts", config.integer("num_experts_per_tok", 2), 8)
+    chosen = checked_top_k(
+        config, "num_experts_per_tok", "num_local_experts", config.integer("num_experts_per_tok", 2), 8
+    )
     kv_heads = config.integer("num_key_value_heads", 16)
     heads = Heads(
         num_heads=chosen * kv_heads,

@@ -42,19 +42,20 @@ class UnrotatedLatentAttention(LatentAttention):
     """Latent attention without the rotation: what it would rotate goes straight to the scores and to the cache."""
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        made = super().operators(parts, x)
-        rope = next(op for op in made if isinstance(op, Rope))
+        launches = super().operators(parts, x)
+        rope = next(op for op in launches if isinstance(op, Rope))
         straight = {rope.result.name: rope.inputs[0], rope.inputs[1].name: rope.outputs[1]}
-        return tuple(op.with_tensors(lambda t: straight.get(t.name, t)) for op in made if op is not rope)
+        return tuple(op.with_tensors(lambda t: straight.get(t.name, t)) for op in launches if op is not rope)
 
 
 class LatentExperts(Experts):
     """Experts in a latent space, whose ways there and back checkpoints in four bits leave as they are."""
 
-    def operators(self, parts: Parts, x: Tensor, seen: Tensor | None = None) -> tuple[Operator, ...]:
-        made = super().operators(parts, x, seen)
+    def operators(self, parts: Parts, x: Tensor, router_input: Tensor | None = None) -> tuple[Operator, ...]:
+        launches = super().operators(parts, x, router_input)
         return tuple(
-            replace(op, left_as_published=True) if isinstance(op, Linear) and "latent" in op.name else op for op in made
+            replace(op, left_as_published=True) if isinstance(op, Linear) and "latent" in op.name else op
+            for op in launches
         )
 
 
@@ -105,8 +106,8 @@ def _kda(config: Section) -> Kda:
 def _layer_types(config: Section) -> Sequence[str]:
     """The kind of each layer: as listed, or numbered from 1 in the checkpoint's dialect, or the class's default."""
     layers = config.count("num_hidden_layers")
-    if said := listed(config, "layer_types", _KINDS):
-        return said
+    if layer_types := listed(config, "layer_types", _KINDS):
+        return layer_types
     if config.get("linear_attn_config") is None:
         return [_KINDS[bool(index) and index % 4 == 0] for index in range(layers)]
     linear = config.section("linear_attn_config")
@@ -117,8 +118,8 @@ def _layer_types(config: Section) -> Sequence[str]:
 
 
 def _mlp_layer_types(config: Section) -> Sequence[str]:
-    said = listed(config, "mlp_layer_types", _NETWORKS)
-    return said or [_NETWORKS[sparse] for sparse in first_dense(config, default=1)]
+    layer_types = listed(config, "mlp_layer_types", _NETWORKS)
+    return layer_types or [_NETWORKS[sparse] for sparse in first_dense(config, default=1)]
 
 
 def _attention(config: Section) -> UnrotatedLatentAttention:

@@ -28,8 +28,12 @@ from .kimi_linear import build as build_linear
 _SIDE: Final = 1008  # whole squares of patches, nearest to a thousand
 _BICUBIC: Final = 32  # OPs to weigh and add sixteen positions, and to add the result
 _BILINEAR: Final = 8  # the same of four
-_KNOWN: Final = {"merge_type": "sd2_tpool", "mm_projector_type": "patchmerger", "projector_hidden_act": "gelu"}
-_K3_KNOWN: Final = _KNOWN | {
+_SUPPORTED_VALUES: Final = {
+    "merge_type": "sd2_tpool",
+    "mm_projector_type": "patchmerger",
+    "projector_hidden_act": "gelu",
+}
+_K3_KNOWN: Final = _SUPPORTED_VALUES | {
     "mm_projector_type": "patchmergerv2",
     "mlp_type": "mlp2",
     "norm_type": "rmsnorm",
@@ -43,7 +47,7 @@ def build(config: Section, fmt: Format) -> Graph:
     text, graph = _language(config, fmt, ("deepseek_v3", "kimi_k2"), build_v3)
     if config.get("vision_config") is None:
         return graph
-    section = _known(config, _KNOWN)
+    section = _check_supported(config, _SUPPORTED_VALUES)
     section.ignore("mm_hidden_size")
     (height, width), hidden = sides(section, "merge_kernel_size", 2), section.integer("vt_hidden_size", 1152)
     mlp = Mlp(inner=section.integer("vt_intermediate_size", 4304), act="gelu_tanh", bias=True)
@@ -60,7 +64,7 @@ def build_k3(config: Section, fmt: Format) -> Graph:
     text, graph = _language(config, fmt, ("kimi_linear",), build_linear)
     if config.get("vision_config") is None:
         return graph
-    section = _known(config, _K3_KNOWN)
+    section = _check_supported(config, _K3_KNOWN)
     height, width = sides(section, "merge_kernel_size", 2)
     tower = _k3_tower(section, merged=max(height, width))
     if section.integer("mm_hidden_size", tower.hidden) != tower.hidden:
@@ -78,23 +82,23 @@ def _language(config: Section, fmt: Format, kinds: tuple[str, ...], build: Build
     return text, build(text, fmt)
 
 
-def _known(config: Section, known: dict[str, str]) -> Section:
+def _check_supported(config: Section, supported_values: dict[str, str]) -> Section:
     """The vision_config, whose fields have such values."""
     section = vision(config)
     section.ignore(*_IGNORED.split())
-    for key, value in known.items():
+    for key, value in supported_values.items():
         section.choice(key, (value,), value)
     return section
 
 
-def _tower(section: Section, hidden: int, one: Layer, *, merged: int, **more: Any) -> Tower:
+def _tower(section: Section, hidden: int, one: Layer, *, merged: int, **options: Any) -> Tower:
     return Tower(
         picture=picture(section, image=_SIDE, patch=14, multiple=merged),
         hidden=hidden,
         layers=[one] * section.count("vt_num_hidden_layers", 27),
         positions=section.integer("init_pos_emb_height", 64) * section.integer("init_pos_emb_width", 64),
         post_norm=True,
-        **more,
+        **options,
     )
 
 
@@ -116,5 +120,5 @@ def _k3_tower(section: Section, *, merged: int) -> Tower:
 def _projector(parts: Parts, tower: Tower, merged: int, out: int) -> Sequence[Operator]:
     """`merged` patches side by side to one token of width `out`: two linears, and a norm after them."""
     x = parts.tensor(HIDDEN, merged * tower.hidden)
-    made = projector(parts, x, (x.width, out), "gelu", bias=False)
-    return (*made, parts.norm("projector_norm", result(made)))
+    operators = projector(parts, x, (x.width, out), "gelu", bias=False)
+    return (*operators, parts.norm("projector_norm", result(operators)))

@@ -60,9 +60,9 @@ class NormInside:
 def build(config: Section, fmt: Format) -> Graph:
     section = filled(part(config, "text_config"), _TEXT)
     text = _text(section, fmt, inside=True)
-    given = part(config, "vision_config")
-    given.ignore(*_IGNORED.split())
-    tower = clip_tower(filled(given, _IMAGES))
+    vision_section = part(config, "vision_config")
+    vision_section.ignore(*_IGNORED.split())
+    tower = clip_tower(filled(vision_section, _IMAGES))
     queries = config.integer("latent_query_num", 64)
     project = _projected(section, tower, queries, tower.parts(fmt))
     return joined(tower.blocks(fmt, tower.stream), project, text, tokens=queries)

@@ -57,8 +57,8 @@ def build_mellum(config: Section, fmt: Format) -> Graph:
     moe, heads = _experts(config), config.integer("num_attention_heads")
     kinds = config.texts("mtp_layer_types") or ("sliding_attention",)
     network = dense(config) if config.texts("mtp_mlp_layer_types") == ("dense",) else moe
-    further = Layer(mixer=mixer(heads, slides=kinds[0] == "sliding_attention"), feed_forward=network)
-    prediction = Prediction.of(config, "num_nextn_predict_layers", further)
+    prediction_layer = Layer(mixer=mixer(heads, slides=kinds[0] == "sliding_attention"), feed_forward=network)
+    prediction = Prediction.of(config, "num_nextn_predict_layers", prediction_layer)
     return _build(config, fmt, mixer, moe, networks, prediction=prediction)
 
 
@@ -77,38 +77,38 @@ def _build(
     fmt: Format,
     mixer: Callable[..., SelfAttention],
     moe: Experts,
-    has: list[str],
+    mlp_layer_types: list[str],
     *,
     prediction: Prediction | None = None,
 ) -> Graph:
     layers = config.count("num_hidden_layers")
     networks: dict[str, FeedForward] = {"dense": dense(config), "sparse": moe}
     windowed = [False] * layers if config.get("layer_types") is None else sliding_layers(config, pattern=1)
-    made = [
+    all_layers = [
         Layer(
             mixer=mixer(heads, slides=slides),
             feed_forward=networks[network],
             name=("local" if slides else "global") + ("_moe" if network == "sparse" else "_dense"),
         )
-        for heads, network, slides in zip(_heads(config), has, windowed, strict=True)
+        for heads, network, slides in zip(_heads(config), mlp_layer_types, windowed, strict=True)
     ]
-    return decoder(config, made, prediction=prediction).graph(fmt)
+    return decoder(config, all_layers, prediction=prediction).graph(fmt)
 
 
 def _heads(config: Section) -> Sequence[int]:
     """Number of heads of each layer."""
-    key, usual = "num_attention_heads_per_layer", config.integer("num_attention_heads")
+    key, num_heads = "num_attention_heads_per_layer", config.integer("num_attention_heads")
     if config.get(key) is None:
-        return [usual] * config.count("num_hidden_layers")
-    found = integers(config, key)
-    for_each_layer(config, key, found)
-    return found
+        return [num_heads] * config.count("num_hidden_layers")
+    head_counts = integers(config, key)
+    for_each_layer(config, key, head_counts)
+    return head_counts
 
 
 def _attention(config: Section, num_heads: int, *, slides: bool, window: int, part: float = 1.0) -> SelfAttention:
-    own = config.with_data({**config.data, "num_attention_heads": num_heads})
+    layer_config = config.with_data({**config.data, "num_attention_heads": num_heads})
     hidden, kv_heads = config.integer("hidden_size"), config.integer("num_key_value_heads")
-    heads = heads_of(own, hidden, "num_attention_heads", num_kv_heads=kv_heads, head_dim=_HEAD_DIM)
+    heads = heads_of(layer_config, hidden, "num_attention_heads", num_kv_heads=kv_heads, head_dim=_HEAD_DIM)
     if slides:
         heads = replace(heads, mask=Causal(config.integer("sliding_window", window)))
     kind = "sliding_attention" if slides else "full_attention"

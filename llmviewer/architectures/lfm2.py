@@ -66,10 +66,10 @@ def build_lfm3(config: Section, fmt: Format) -> Graph:
 
 def _lfm3_kinds(config: Section) -> list[str]:
     """The kind of each layer: as listed, or attention in every other one, without a window and with one in turn."""
-    if said := listed(config, "layer_types", (*_KINDS, _SLIDING)):
-        return said
-    turns = (_SLIDING, "conv", "full_attention", "conv")
-    return [turns[index % 4] if index else "conv" for index in range(config.count("num_hidden_layers"))]
+    if layer_types := listed(config, "layer_types", (*_KINDS, _SLIDING)):
+        return layer_types
+    cycle = (_SLIDING, "conv", "full_attention", "conv")
+    return [cycle[index % 4] if index else "conv" for index in range(config.count("num_hidden_layers"))]
 
 
 def _convolution(config: Section, *, taps: int) -> ShortConvMixer:

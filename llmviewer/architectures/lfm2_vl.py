@@ -42,35 +42,37 @@ def build(config: Section, fmt: Format) -> Graph:
     without_head(section)
     patch, factor = section.integer("patch_size"), config.integer("downsample_factor", 2)
     tile = config.integer("tile_size", 512)
-    whole = _resized(config, patch * factor)
+    resized_size = _resized(config, patch * factor)
     cut = _tiles(config, patch * factor, tile)
     tower = _tower(section, tile // patch, tiles=cut + 1 if cut else 1)
-    tokens = cut * ceil(tile // patch / factor) ** 2 + whole
+    tokens = cut * ceil(tile // patch / factor) ** 2 + resized_size
     project = _projected(config, tower, tower.parts(fmt), factor**2, width)
     return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tokens)
 
 
 def _tiles(config: Section, unit: int, tile: int) -> int:
     """Tiles that a picture is cut into besides the whole; none where it is small."""
-    size, most = picture_size(config), config.integer("max_image_tokens", 256)
+    size, max_tokens = picture_size(config), config.integer("max_image_tokens", 256)
     near = [max(unit // 2, round(side / unit) * unit) for side in size]
-    least, top = config.count("min_tiles", 2), config.count("max_tiles", 10)
-    if top == 1 or near[0] * near[1] <= most * unit**2 * config.number("max_pixels_tolerance", 2.0):
+    min_tiles, top = config.count("min_tiles", 2), config.count("max_tiles", 10)
+    if top == 1 or near[0] * near[1] <= max_tokens * unit**2 * config.number("max_pixels_tolerance", 2.0):
         return 0
-    rows, columns = closest_grid(size, (tile, tile), least=least, most=top)
+    rows, columns = closest_grid(size, (tile, tile), least=min_tiles, most=top)
     return rows * columns
 
 
 def _resized(config: Section, unit: int) -> int:
     """Tokens of a picture that is brought to as many as may be, as smart_resize of transformers has it."""
     height, width = picture_size(config)
-    least, most = config.integer("min_image_tokens", 64), config.integer("max_image_tokens", 256)
+    min_tokens, max_tokens = config.integer("min_image_tokens", 64), config.integer("max_image_tokens", 256)
     rows, columns = (max(1, round(side / unit)) for side in (height, width))
     scale = sqrt(height * width) / unit
-    if rows * columns > most:
-        return max(1, floor(height / unit * sqrt(most) / scale)) * max(1, floor(width / unit * sqrt(most) / scale))
-    if rows * columns < least:
-        return ceil(height / unit * sqrt(least) / scale) * ceil(width / unit * sqrt(least) / scale)
+    if rows * columns > max_tokens:
+        return max(1, floor(height / unit * sqrt(max_tokens) / scale)) * max(
+            1, floor(width / unit * sqrt(max_tokens) / scale)
+        )
+    if rows * columns < min_tokens:
+        return ceil(height / unit * sqrt(min_tokens) / scale) * ceil(width / unit * sqrt(min_tokens) / scale)
     return rows * columns
 
 
@@ -92,9 +94,12 @@ def _tower(section: Section, side: int, *, tiles: int) -> Tower:
 def _projected(config: Section, tower: Tower, parts: Parts, merged: int, width: int) -> tuple[Operator, ...]:
     """Patches put side by side, normed together where the config says so, and two linears."""
     wide = parts.tensor("pixel_unshuffle", merged * tower.hidden)
-    made: tuple[Operator, ...] = (Permute(name=wide.name, inputs=(patches_of(tower, parts),), outputs=(wide,)),)
+    operators: tuple[Operator, ...] = (Permute(name=wide.name, inputs=(patches_of(tower, parts),), outputs=(wide,)),)
     if config.flag("projector_use_layernorm", default=True):
-        made = (*made, parts.norm("merge_norm", wide, kind=NormKind.LAYER))
+        operators = (*operators, parts.norm("merge_norm", wide, kind=NormKind.LAYER))
     widths = (config.integer("projector_hidden_size", 2560), width)
     act = activation(config, "projector_hidden_act", "gelu")
-    return (*made, *projector(parts, result(made), widths, act, bias=config.flag("projector_bias", default=True)))
+    return (
+        *operators,
+        *projector(parts, result(operators), widths, act, bias=config.flag("projector_bias", default=True)),
+    )

@@ -84,8 +84,8 @@ def _tower(section: Section, merged: int) -> Tower:
     }
     mlp = Mlp(inner=section.integer("intermediate_size"), act="silu", gated=True)
     count = section.count("num_hidden_layers")
-    usual = ["conv" if index < len(_KINDS) or index % 2 else "full_attention" for index in range(count)]
-    kinds = listed(section, "layer_types", _KINDS) or usual
+    default_kinds = ["conv" if index < len(_KINDS) or index % 2 else "full_attention" for index in range(count)]
+    kinds = listed(section, "layer_types", _KINDS) or default_kinds
     return Tower(
         picture=picture(section, image=_SIDE, patch=16, channels=channels, frames=frames, multiple=merged),
         hidden=section.integer("hidden_size"),

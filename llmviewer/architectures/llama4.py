@@ -74,25 +74,25 @@ def _tower(section: Section) -> Tower:
     """Defaults are those of transformers.Llama4VisionConfig. The learned token stands last and is dropped."""
     section.ignore("projector_dropout", "multi_modal_projector_bias", "vision_feature_layer")
     section.ignore("vision_feature_select_strategy", "hidden_act")
-    hidden, seen = section.integer("hidden_size", 768), picture(section, image=448, patch=14)
+    hidden, grid = section.integer("hidden_size", 768), picture(section, image=448, patch=14)
     mlp = Mlp(inner=section.integer("intermediate_size", 5632), act="gelu", bias=True)
     heads = both_ways(heads_of(section, hidden, "num_attention_heads"))
     return Tower(
-        picture=seen,
+        picture=grid,
         hidden=hidden,
         layers=[layer(heads, mlp, rotated=True)] * section.count("num_hidden_layers", 34),
         learned=1,
-        positions=seen.patches + 1,
+        positions=grid.patches + 1,
         pre_norm=True,
         post_norm=True,
     )
 
 
 def _mixer(config: Section, *, rotated: bool) -> SelfAttention:
-    own = grouped_heads(config)
+    heads = grouped_heads(config)
     if rotated and (chunk := _chunk(config)):
-        own = replace(own, mask=Chunked(chunk))
-    plain = attention(config, own, rotary_dim=own.head_dim if rotated else 0)
+        heads = replace(heads, mask=Chunked(chunk))
+    plain = attention(config, heads, rotary_dim=heads.head_dim if rotated else 0)
     if rotated and config.flag("use_qk_norm", default=True):
         return replace(plain, qk_norm=NormKind.UNIT)
     return plain
@@ -108,8 +108,8 @@ def _chunk(config: Section) -> int:
 def _rotated(config: Section) -> list[bool]:
     """Whether each layer rotates its queries and keys."""
     layers, step = config.count("num_hidden_layers"), config.integer("no_rope_layer_interval", 4)
-    usual = [(index + 1) % step != 0 for index in range(layers)]
-    return flagged(config, "no_rope_layers") or usual  # 1 where a layer rotates, despite the name
+    default_flags = [(index + 1) % step != 0 for index in range(layers)]
+    return flagged(config, "no_rope_layers") or default_flags  # 1 where a layer rotates, despite the name
 
 
 def _sparse(config: Section) -> list[bool]:
@@ -117,5 +117,5 @@ def _sparse(config: Section) -> list[bool]:
     layers, step = config.count("num_hidden_layers"), config.integer("interleave_moe_layer_step", 1)
     if config.get("moe_layers") is None:
         return [(index + 1) % step == 0 for index in range(layers)]
-    said = integers(config, "moe_layers")
-    return [index in said for index in range(layers)]
+    moe_layers = integers(config, "moe_layers")
+    return [index in moe_layers for index in range(layers)]

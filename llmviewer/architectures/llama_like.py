@@ -87,19 +87,19 @@ def build_smollm3(config: Section, fmt: Format) -> Graph:
     unrotated = replace(mixer, rotary_dim=0, heads=replace(heads, mask=Causal(window)))
     other = replace(rotated, mixer=unrotated, name="nope")
     config.ignore("layer_types")  # says the same
-    return decoder(config, [rotated if turns else other for turns in rotated_layers(config)], tied=True).graph(fmt)
+    return decoder(config, [rotated if rotates else other for rotates in rotated_layers(config)], tied=True).graph(fmt)
 
 
 def rotated_layers(config: Section) -> list[bool]:
     """Whether each layer has positions: `no_rope_layers` holds 1 where it does."""
     layers = config.count("num_hidden_layers")
     interval = config.integer("no_rope_layer_interval", 4)
-    given = config.get("no_rope_layers")
-    if given is None:
+    flags = config.get("no_rope_layers")
+    if flags is None:
         return [(index + 1) % interval != 0 for index in range(layers)]
-    if not isinstance(given, list) or len(given) != layers or not all(item in (0, 1) for item in given):
+    if not isinstance(flags, list) or len(flags) != layers or not all(item in (0, 1) for item in flags):
         raise config.error("no_rope_layers", f"must be a list of {layers} times 0 or 1")
-    return [bool(item) for item in given]
+    return [bool(item) for item in flags]
 
 
 class LearnedMlp(Mlp):
@@ -107,8 +107,8 @@ class LearnedMlp(Mlp):
 
     def operators(self, parts: Parts, x: Tensor, prefix: str = "", act_name: str = "mlp_act") -> tuple[Operator, ...]:
         learned = tuple(parts.weight(f"{act_name}.{name}", 1) for name in ("alpha_p", "alpha_n"))
-        made = super().operators(parts, x, prefix, act_name)
-        return tuple(replace(op, weights=learned) if isinstance(op, Activation) else op for op in made)
+        launches = super().operators(parts, x, prefix, act_name)
+        return tuple(replace(op, weights=learned) if isinstance(op, Activation) else op for op in launches)
 
 
 @architecture("apertus1p5")

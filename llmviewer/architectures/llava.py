@@ -23,7 +23,18 @@ from . import architecture
 from .blocks.fields import filled
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
 from .blocks.tiles import best_resolution, picture_size
-from .blocks.tower import UNUSED, Tower, beside, joined, language, layers_run, of_pictures, projector, sides, vision
+from .blocks.tower import (
+    UNUSED,
+    Tower,
+    auxiliary_block,
+    joined,
+    language,
+    layers_run,
+    of_pictures,
+    projector,
+    sides,
+    vision,
+)
 from .clip import clip_tower
 from .mistral3 import pixtral_tower
 from .siglip import siglip_tower
@@ -48,9 +59,9 @@ def build(config: Section, fmt: Format) -> Graph:
     config.ignore("image_seq_length", "pad_token_id", "projector_hidden_size")
     if config.get("vision_config") is None:
         return text
-    tower, taken = _tower(config)
+    tower, feature_layers = _tower(config)
     tokens = tower.picture.patches if _selected(config) == _WITHOUT_LEARNED else tower.tokens
-    project = _projected(config, tower, tower.parts(fmt), width, taken)
+    project = _projected(config, tower, tower.parts(fmt), width, feature_layers)
     return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tokens)
 
 
@@ -61,9 +72,9 @@ def build_vip(config: Section, fmt: Format) -> Graph:
     if config.get("vision_config") is None:
         return text
     config = filled(config, {"vision_feature_layer": _VIP_LAYERS})
-    tower, taken = _tower(config)
+    tower, feature_layers = _tower(config)
     parts = tower.parts(fmt)
-    gathered, *linears = _projected(config, tower, parts, width, taken)
+    gathered, *linears = _projected(config, tower, parts, width, feature_layers)
     norm = parts.norm("merge_norm", gathered.result, kind=NormKind.LAYER)
     first = replace(linears[0], inputs=norm.outputs)
     project = (gathered, norm, first, *linears[1:])
@@ -74,12 +85,14 @@ def build_vip(config: Section, fmt: Format) -> Graph:
 def build_video(config: Section, fmt: Format) -> Graph:
     """A tower more, for films, is held and not run (arXiv:2311.10122)."""
     config.ignore("image_seq_length", "video_seq_length")
-    seen = build(config, fmt)
+    graph = build(config, fmt)
     if config.get("vision_config") is None:
-        return seen
+        return graph
     tower, _ = _tower(config)
-    films = (beside(replace(b, stream=UNUSED), name="film") for b in replace(tower, run=None).blocks(fmt, UNUSED))
-    return Graph((*films, *seen.blocks))
+    films = (
+        auxiliary_block(replace(b, stream=UNUSED), name="film") for b in replace(tower, run=None).blocks(fmt, UNUSED)
+    )
+    return Graph((*films, *graph.blocks))
 
 
 def _selected(config: Section, default: str = _WITHOUT_LEARNED) -> str:
@@ -92,19 +105,19 @@ def _tower(config: Section, layer: int = -2) -> tuple[Tower, int]:
     layers they are taken from; `layer` where the config does not say which.
     """
     section = vision(config)
-    usual = "siglip_vision_model" if config.text("model_type") == "llava_onevision" else "clip_vision_model"
-    tower = _TOWERS[section.choice("model_type", _TOWERS, usual)](section)
-    taken = layers_run(config, "vision_feature_layer", len(tower.layers), layer)
-    return replace(tower, run=max(taken)), len(taken)
+    default_type = "siglip_vision_model" if config.text("model_type") == "llava_onevision" else "clip_vision_model"
+    tower = _TOWERS[section.choice("model_type", _TOWERS, default_type)](section)
+    feature_layers = layers_run(config, "vision_feature_layer", len(tower.layers), layer)
+    return replace(tower, run=max(feature_layers)), len(feature_layers)
 
 
-def _projected(config: Section, tower: Tower, parts: Parts, width: int, taken: int) -> tuple[Operator, ...]:
+def _projected(config: Section, tower: Tower, parts: Parts, width: int, feature_layers: int) -> tuple[Operator, ...]:
     """Two linears of the features of `taken` layers side by side."""
     act = activation(config, "projector_hidden_act", "gelu")
     bias = config.flag("multimodal_projector_bias", default=True)
-    x = parts.tensor(HIDDEN, taken * tower.hidden)
+    x = parts.tensor(HIDDEN, feature_layers * tower.hidden)
     gathered: tuple[Operator, ...] = ()
-    if taken > 1:
+    if feature_layers > 1:
         gathered = (Permute(name="features", inputs=(x,), outputs=(parts.tensor("features", x.width),)),)
         x = result(gathered)
     return (*gathered, *projector(parts, x, (width, width), act, bias=bias))
@@ -119,12 +132,14 @@ def build_next(config: Section, fmt: Format) -> Graph:
 
 @architecture("llava_onevision")
 def build_onevision(config: Section, fmt: Format) -> Graph:
-    most = config.text("vision_aspect_ratio", "anyres_max_9")
-    if not most.removeprefix("anyres_max_").isdecimal():
-        raise config.error("vision_aspect_ratio", f"must be anyres_max_ and a number of tiles; got {most!r}")
+    aspect_ratio = config.text("vision_aspect_ratio", "anyres_max_9")
+    if not aspect_ratio.removeprefix("anyres_max_").isdecimal():
+        raise config.error("vision_aspect_ratio", f"must be anyres_max_ and a number of tiles; got {aspect_ratio!r}")
     lengths = [_TILE * n for n in range(1, _TILES + 1)]
     grids = [[height, width] for height in lengths for width in lengths]
-    return _tiled(config, fmt, "qwen2", grids, layer=-1, select="full", most=int(most.removeprefix("anyres_max_")))
+    return _tiled(
+        config, fmt, "qwen2", grids, layer=-1, select="full", most=int(aspect_ratio.removeprefix("anyres_max_"))
+    )
 
 
 def _tiled(
@@ -137,7 +152,7 @@ def _tiled(
     config.ignore(*_NEXT_IGNORED.split())
     if config.get("vision_config") is None:
         return text
-    tower, taken = _tower(config, layer)
+    tower, feature_layers = _tower(config, layer)
     height, across = _grid(config, grids)
     tower = replace(tower, tiles=height * across + 1)
     if _selected(config, select) != _WITHOUT_LEARNED and tower.learned:
@@ -148,7 +163,7 @@ def _tiled(
     if shrunk > _SHRUNK:
         rows, columns = int(rows // shrunk), int(columns // shrunk)
     parts, tokens = tower.parts(fmt), tower.picture.patches + rows * (columns + 1)
-    project = _projected(config, tower, parts, width, taken)
+    project = _projected(config, tower, parts, width, feature_layers)
     packed = with_rows(parts.tensor("pack", width), of_pictures(tokens))
     pack = Elementwise(
         name=packed.name,
@@ -163,12 +178,14 @@ def _tiled(
 
 def _grid(config: Section, grids: list[list[int]]) -> tuple[int, int]:
     """Tiles to each side of a picture."""
-    given = config.get("image_grid_pinpoints")
-    given = grids if given is None else given
+    pinpoints = config.get("image_grid_pinpoints")
+    pinpoints = grids if pinpoints is None else pinpoints
     tall, wide = sides(config.section("vision_config"), "image_size", 336)
-    pairs = [(g[0], g[1]) for g in given if isinstance(g, list) and len(g) == 2] if isinstance(given, list) else []
-    whole = all(isinstance(n, int) and n > 0 for pair in pairs for n in pair)
-    if not pairs or len(pairs) != len(given) or not whole or any(h % tall or w % wide for h, w in pairs):
+    pairs = (
+        [(g[0], g[1]) for g in pinpoints if isinstance(g, list) and len(g) == 2] if isinstance(pinpoints, list) else []
+    )
+    all_positive = all(isinstance(n, int) and n > 0 for pair in pairs for n in pair)
+    if not pairs or len(pairs) != len(pinpoints) or not all_positive or any(h % tall or w % wide for h, w in pairs):
         raise config.error("image_grid_pinpoints", f"must be heights and widths in tiles of {tall} x {wide}")
     height, width = best_resolution(picture_size(config), pairs)
     return height // tall, width // wide

@@ -37,9 +37,9 @@ class ShortcutLayer(Layer):
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         first, second = self._half(parts, x), self._half(parts, parts.tensor("mlp_add", x.width))
-        norm = next(at for at, op in enumerate(first) if op.name == "mlp_norm")
+        norm = next(index for index, op in enumerate(first) if op.name == "mlp_norm")
         shortcut = self.experts.operators(parts, first[norm].result)
-        *others, last = _renamed(second, kept="mlp_add")
+        *others, last = _renamed(second, output_name="mlp_add")
         out = parts.add(last.name, *last.inputs, result(shortcut))
         return (*first[: norm + 1], *shortcut, *first[norm + 1 :], *others, out)
 
@@ -47,15 +47,15 @@ class ShortcutLayer(Layer):
         return super().operators(parts, x)
 
 
-def _renamed(operators: Iterable[Operator], kept: str) -> list[Operator]:
+def _renamed(operators: Iterable[Operator], output_name: str) -> list[Operator]:
     """Operators as those of the second half, with their tensors and weights; they read `kept` of the first."""
-    found: list[Operator] = []
+    renamed_operators: list[Operator] = []
     for op in operators:
-        inputs = tuple(t if t.name == kept else replace(t, name=_SECOND + t.name) for t in op.inputs)
+        inputs = tuple(t if t.name == output_name else replace(t, name=_SECOND + t.name) for t in op.inputs)
         outputs = tuple(replace(t, name=_SECOND + t.name) for t in op.outputs)
         weights = tuple(replace(w, name=_SECOND + w.name) for w in op.weights)
-        found.append(replace(op, name=_SECOND + op.name, inputs=inputs, outputs=outputs, weights=weights))
-    return found
+        renamed_operators.append(replace(op, name=_SECOND + op.name, inputs=inputs, outputs=outputs, weights=weights))
+    return renamed_operators
 
 
 @architecture("longcat_flash")
@@ -75,8 +75,8 @@ def build(config: Section, fmt: Format) -> Graph:
         feed_forward=dense(config, config.first("ffn_hidden_size", "intermediate_size")),
         experts=_experts(config),
     )
-    further = Layer(mixer=layer.mixer, feed_forward=layer.feed_forward)  # without experts
-    prediction = Prediction.of(config, "num_nextn_predict_layers", further, default=1)
+    prediction_layer = Layer(mixer=layer.mixer, feed_forward=layer.feed_forward)  # without experts
+    prediction = Prediction.of(config, "num_nextn_predict_layers", prediction_layer, default=1)
     return decoder(config, [layer] * config.count("num_layers"), prediction=prediction).graph(fmt)
 
 

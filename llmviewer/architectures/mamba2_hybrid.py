@@ -14,7 +14,7 @@ from .blocks.attention import SelfAttention
 from .blocks.decoder import FeedForward, Layer, Mixer
 from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import attention, decoder, gated_mlp, grouped_heads, require_true
-from .blocks.moe import at_most, for_each_layer, ignore_router_fields, integers
+from .blocks.moe import checked_top_k, for_each_layer, ignore_router_fields, integers
 from .blocks.parts import Parts, activation, result
 from .blocks.state_space import Mamba2
 
@@ -127,7 +127,7 @@ def _granite_network(config: Section) -> FeedForward:
     chosen = config.integer("num_experts_per_tok", 2)
     return Experts(
         experts=experts,
-        chosen=at_most(config, "num_experts_per_tok", "num_local_experts", chosen),
+        chosen=checked_top_k(config, "num_experts_per_tok", "num_local_experts", chosen),
         inner=config.integer("intermediate_size"),
         act=act,
         shared=shared,

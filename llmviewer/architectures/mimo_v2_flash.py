@@ -22,7 +22,7 @@ from .blocks.moe import dense, experts, flagged, ignore_router_fields, listed, l
 
 _KINDS = ("full_attention", "sliding_attention")
 _ROTATED = 0.334  # of each head
-_FURTHER = 3  # layers of multi-token prediction in the published checkpoint, whose config does not count them
+_PREDICTION_LAYERS = 3  # layers of multi-token prediction in the published checkpoint, whose config does not count them
 
 
 @architecture("mimo_v2_flash")
@@ -46,17 +46,17 @@ def build(config: Section, fmt: Format) -> Graph:
     moe = experts(config, "n_routed_experts", "num_experts_per_tok", inner=inner)
     each = zip(_sliding(config), _sparse(config), strict=True)
     layers = windows_and_experts(mixers, {True: moe, False: dense(config)}, each)
-    further = Layer(mixer=mixers[True], feed_forward=dense(config))
-    prediction = Prediction.of(config, "num_nextn_predict_layers", further, default=_FURTHER)
+    prediction_layer = Layer(mixer=mixers[True], feed_forward=dense(config))
+    prediction = Prediction.of(config, "num_nextn_predict_layers", prediction_layer, default=_PREDICTION_LAYERS)
     return decoder(config, layers, prediction=prediction).graph(fmt)
 
 
 def _heads(config: Section, kind: str, mask: Mask) -> Heads:
     """Of layers of a kind, whose fields begin with it; where there are none, windows have twice the KV heads."""
-    usual = config.integer("num_key_value_heads", 4)
+    num_kv_heads = config.integer("num_key_value_heads", 4)
     return Heads(
         num_heads=config.integer(f"{kind}num_attention_heads", config.integer("num_attention_heads")),
-        num_kv_heads=config.integer(f"{kind}num_key_value_heads", 2 * usual if kind else usual),
+        num_kv_heads=config.integer(f"{kind}num_key_value_heads", 2 * num_kv_heads if kind else num_kv_heads),
         head_dim=config.integer(f"{kind}head_dim", config.integer("head_dim", 192)),
         value_dim=config.integer(f"{kind}v_head_dim", config.integer("v_head_dim", 128)),
         mask=mask,
@@ -72,12 +72,12 @@ def _window(config: Section) -> int:
 
 def _sliding(config: Section) -> list[bool]:
     """Whether each layer has a window: all but the first and every sixth where the config does not say."""
-    said = [kind == _KINDS[1] for kind in listed(config, "layer_types", _KINDS)]
-    usual = [index > 0 and (index + 1) % 6 != 0 for index in range(config.count("num_hidden_layers"))]
-    return said or flagged(config, "hybrid_layer_pattern") or usual
+    windowed = [kind == _KINDS[1] for kind in listed(config, "layer_types", _KINDS)]
+    default_flags = [index > 0 and (index + 1) % 6 != 0 for index in range(config.count("num_hidden_layers"))]
+    return windowed or flagged(config, "hybrid_layer_pattern") or default_flags
 
 
 def _sparse(config: Section) -> list[bool]:
     """Whether each layer has experts: all but the first where the config does not say."""
-    usual = [index > 0 for index in range(config.count("num_hidden_layers"))]
-    return listed_sparse(config) or flagged(config, "moe_layer_freq") or usual
+    default_flags = [index > 0 for index in range(config.count("num_hidden_layers"))]
+    return listed_sparse(config) or flagged(config, "moe_layer_freq") or default_flags

@@ -27,14 +27,14 @@ from .blocks.tower import (
     PatchGrid,
     Shapes,
     Tower,
-    beside,
+    auxiliary_block,
     feature_block,
-    held,
     joined,
     linears,
     of_pictures,
     part,
-    seen_again,
+    repeated_tower,
+    unused_weights,
     vision,
     vit,
 )
@@ -76,49 +76,58 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("minicpmo")
 def build_o(config: Section, fmt: Format) -> Graph:
-    seen = _built(config, fmt, "qwen2")
+    vision_graph = _built(config, fmt, "qwen2")
     if not config.flag("init_audio", default=True):
-        return seen
+        return vision_graph
     section = part(config, "audio_config")
     section.ignore(*_AUDIO_IGNORED.split())
-    return Graph((*_hearing(filled(section, _WHISPER), config.integer("hidden_size"), Parts(format=fmt)), *seen.blocks))
+    return Graph(
+        (*_hearing(filled(section, _WHISPER), config.integer("hidden_size"), Parts(format=fmt)), *vision_graph.blocks)
+    )
 
 
 def _built(config: Section, fmt: Format, kind: str) -> Graph:
     config.ignore(*_IGNORED.split())
     language = filled(config, instead={"model_type": kind, "vision_config": None})
     text, width = builder(language)(language, fmt), config.integer("hidden_size")
-    given = config.get("vision_config") is not None
-    section = filled(vision(config) if given else Section(_SIGLIP, config.file), TOWERS["SiglipVisionConfig"])
+    has_vision_config = config.get("vision_config") is not None
+    section = filled(
+        vision(config) if has_vision_config else Section(_SIGLIP, config.file), TOWERS["SiglipVisionConfig"]
+    )
     section.ignore("model_type", "attn_implementation", "_attn_implementation_autoset")
     queries, slices = config.integer("query_num", 64), config.get("max_slice_nums") or 9
     size = picture_size(config)
     rows, columns = nearest_slices(size, _SIDE, most=int(slices))
     patch = section.integer("patch_size")
-    whole = _tower(section, resized(size, patch))
-    blocks, project = _seen(whole, fmt, width, queries)
+    overview = _tower(section, resized(size, patch))
+    blocks, project = _vision_part(overview, fmt, width, queries)
     if rows * columns == 1:
         return joined(blocks, project, text, tokens=queries)
     each = resized((nearest(size[0], rows) / rows, nearest(size[1], columns) / columns), patch)
     sliced = rows * columns * queries
-    read, made = _seen(replace(_tower(section, each), tiles=rows * columns), fmt, width, queries)
-    again = seen_again((*read, feature_block("projector", made, sliced)), "slices")
+    read, resampler = _vision_part(replace(_tower(section, each), tiles=rows * columns), fmt, width, queries)
+    slice_blocks = repeated_tower((*read, feature_block("projector", resampler, sliced)), "slices")
     parts, tokens = Parts(format=fmt), sliced + queries
     packed = with_rows(parts.tensor("pack", width), of_pictures(tokens))
-    features = with_rows(parts.tensor(again[-1].output, width), of_pictures(sliced))
+    features = with_rows(parts.tensor(slice_blocks[-1].output, width), of_pictures(sliced))
     pack = Permute(name=packed.name, inputs=(project[-1].result, features), outputs=(packed,))
     return joined(
-        (*again, *blocks), (*project, pack), text, tokens=tokens, projected=queries, given=(again[-1].output,)
+        (*slice_blocks, *blocks),
+        (*project, pack),
+        text,
+        tokens=tokens,
+        projected=queries,
+        side_inputs=(slice_blocks[-1].output,),
     )
 
 
 def _tower(config: Section, size: tuple[int, int]) -> Tower:
     """SigLIP for images of `size` pixels, with positions of its own grid."""
     patch = config.integer("patch_size")
-    seen = PatchGrid(height=size[0] // patch, width=size[1] // patch, pixels=3 * patch**2)
+    grid = PatchGrid(height=size[0] // patch, width=size[1] // patch, pixels=3 * patch**2)
     return vit(
         config,
-        seen,
+        grid,
         "gelu_pytorch_tanh",
         patch_bias=True,
         positions=(config.integer("image_size") // patch) ** 2,
@@ -126,11 +135,11 @@ def _tower(config: Section, size: tuple[int, int]) -> Tower:
     )
 
 
-def _seen(tower: Tower, fmt: Format, width: int, queries: int) -> tuple[tuple[Block, ...], tuple[Operator, ...]]:
+def _vision_part(tower: Tower, fmt: Format, width: int, queries: int) -> tuple[tuple[Block, ...], tuple[Operator, ...]]:
     """The tower, and a resampler: queries attend to the projected patches, whose keys have sines of their places."""
     parts = Parts(format=fmt, norm_kind=NormKind.LAYER)
     count, tiles = tower.picture.patches, tower.tiles
-    rows, own = of_pictures(count, tiles), of_pictures(queries, tiles)
+    rows, query_rows = of_pictures(count, tiles), of_pictures(queries, tiles)
     x = with_rows(parts.tensor(HIDDEN, tower.hidden), rows)
     features = with_rows(parts.tensor("kv_proj", width), rows)
     kv = parts.linear("kv_proj", x, features)
@@ -143,12 +152,15 @@ def _seen(tower: Tower, fmt: Format, width: int, queries: int) -> tuple[tuple[Bl
     looking = Looking(heads=heads, features=count, width=width, tiles=tiles, bias=True)
     attended = looking.operators(parts, query.result)
     last = parts.norm("resampled_norm", attended[-1].result)
-    made = (embed, query, *attended, last, parts.project("linear_1", last.result, width))
+    operators = (embed, query, *attended, last, parts.project("linear_1", last.result, width))
     return tower.blocks(fmt, tower.stream), (
         kv,
         norm,
         place,
-        *(op.with_tensors(lambda t: with_rows(t, own) if t.rows == parts.tensor("", 1).rows else t) for op in made),
+        *(
+            op.with_tensors(lambda t: with_rows(t, query_rows) if t.rows == parts.tensor("", 1).rows else t)
+            for op in operators
+        ),
     )
 
 
@@ -167,6 +179,9 @@ def _hearing(config: Section, width: int, parts: Parts) -> tuple[Block, Block]:
         **{f"norm.{kind}": (hidden,) for kind in ("weight", "bias")},
         **linears({"projection_1": (width, hidden), "projection_2": (width, width)}),
     }
-    blocks = held("hearing", parts, around), held("hearing_layer", parts, layer, config.count("encoder_layers"))
-    first, second = (beside(block, name="audio") for block in blocks)
+    blocks = (
+        unused_weights("hearing", parts, around),
+        unused_weights("hearing_layer", parts, layer, config.count("encoder_layers")),
+    )
+    first, second = (auxiliary_block(block, name="audio") for block in blocks)
     return first, second

@@ -34,7 +34,7 @@ from .blocks.tower import (
     language,
     merger,
     of_pictures,
-    seen_again,
+    repeated_tower,
     sides,
     vision,
     vit,
@@ -49,7 +49,7 @@ _IGNORED: Final = """
 """
 
 
-class Seen(NamedTuple):
+class VisionPart(NamedTuple):
     """What reads pictures of a size, or tiles of them, what makes tokens of the result, and how many of each."""
 
     blocks: tuple[Block, ...]
@@ -73,24 +73,24 @@ def build(config: Section, fmt: Format) -> Graph:
     merges = config.choice("downsample_mode", ("16x", "4x"), "16x") == "16x"
     unit, size = section.integer("patch_size") * (4 if merges else 2), picture_size(config)
     rows, columns = nearest_slices(size, _SIDE, most=_SLICES)
-    whole = _seen(section, fmt, resized(size, unit), width, merges=merges)
+    overview = _vision_part(section, fmt, resized(size, unit), width, merges=merges)
     if rows * columns == 1:
-        return joined(whole.blocks, whole.project, text, tokens=whole.tokens)
+        return joined(overview.blocks, overview.project, text, tokens=overview.tokens)
     slice_size = (nearest(size[0], rows) / rows, nearest(size[1], columns) / columns)
-    each = _seen(section, fmt, resized(slice_size, unit), width, merges=merges, tiles=rows * columns)
+    each = _vision_part(section, fmt, resized(slice_size, unit), width, merges=merges, tiles=rows * columns)
     sliced = rows * columns * each.tokens
-    again = seen_again((*each.blocks, feature_block("projector", each.project, sliced)), "slices")
-    tokens, parts = whole.tokens + sliced, Parts(format=fmt)
+    slice_blocks = repeated_tower((*each.blocks, feature_block("projector", each.project, sliced)), "slices")
+    tokens, parts = overview.tokens + sliced, Parts(format=fmt)
     packed = with_rows(parts.tensor("pack", width), of_pictures(tokens))
-    slices = with_rows(parts.tensor(again[-1].output, width), of_pictures(sliced))
-    pack = Permute(name=packed.name, inputs=(result(whole.project), slices), outputs=(packed,))
+    slices = with_rows(parts.tensor(slice_blocks[-1].output, width), of_pictures(sliced))
+    pack = Permute(name=packed.name, inputs=(result(overview.project), slices), outputs=(packed,))
     return joined(
-        (*again, *whole.blocks),
-        (*whole.project, pack),
+        (*slice_blocks, *overview.blocks),
+        (*overview.project, pack),
         text,
         tokens=tokens,
-        projected=whole.tokens,
-        given=(again[-1].output,),
+        projected=overview.tokens,
+        side_inputs=(slice_blocks[-1].output,),
     )
 
 
@@ -106,24 +106,26 @@ def nearest(length: int, unit: int) -> int:
     return max(round(length / unit) * unit, unit)
 
 
-def _seen(section: Section, fmt: Format, size: tuple[int, int], width: int, *, merges: bool, tiles: int = 1) -> Seen:
+def _vision_part(
+    section: Section, fmt: Format, size: tuple[int, int], width: int, *, merges: bool, tiles: int = 1
+) -> VisionPart:
     """By layers of which some run on all patches, and where squares of them become one the others on those."""
     patch, hidden = section.integer("patch_size"), section.integer("hidden_size")
     pixels = section.integer("num_channels", 3) * patch**2
-    seen = PatchGrid(height=size[0] // patch, width=size[1] // patch, pixels=pixels)
+    grid = PatchGrid(height=size[0] // patch, width=size[1] // patch, pixels=pixels)
     first, count = section.integer("insert_layer_id", least=0) + 1, section.count("num_hidden_layers")
     if first > count:
         raise section.error("insert_layer_id", f"must be one of the {count} layers; got {first - 1}")
     tower = vit(
         section,
-        seen,
+        grid,
         "gelu_pytorch_tanh",
         layers=first,
         patch_bias=True,
         positions=(section.integer("image_size") // patch) ** 2,
         tiles=tiles,
     )
-    parts, left = tower.parts(fmt), seen.patches // _SQUARE if merges else seen.patches
+    parts, left = tower.parts(fmt), grid.patches // _SQUARE if merges else grid.patches
     merged = images(left, tiles)
     after = stack(parts, [replace(tower.layers[0], name="merged_layer")] * (count - first), hidden, stream=merged)
     norm = parts.norm("post_norm", parts.tensor(HIDDEN, hidden))
@@ -131,7 +133,7 @@ def _seen(section: Section, fmt: Format, size: tuple[int, int], width: int, *, m
     squares = _squares(section, tower, parts, merged if merges else UNUSED)
     blocks = (*tower.blocks(fmt, tower.stream), *squares, *after, last)
     project = merger(parts, tower, _SQUARE, width, norm=NormKind.LAYER, norm_after=True)
-    return Seen(blocks=blocks, project=project, tokens=left // _SQUARE)
+    return VisionPart(blocks=blocks, project=project, tokens=left // _SQUARE)
 
 
 def _squares(section: Section, tower: Tower, parts: Parts, stream: Stream) -> tuple[Block, ...]:
@@ -150,9 +152,9 @@ def _squares(section: Section, tower: Tower, parts: Parts, stream: Stream) -> tu
     wide = parts.tensor(HIDDEN, _SQUARE * hidden)
     average = parts.elementwise("square_mean", wide, width=hidden, ops=_SQUARE)
     norm = parts.norm("square_norm", wide)
-    up = parts.project("square_linear_1", norm.result, inner, bias=True)
-    act = parts.activate("square_act", "gelu_tanh", up.result)
+    up_proj = parts.project("square_linear_1", norm.result, inner, bias=True)
+    act = parts.activate("square_act", "gelu_tanh", up_proj.result)
     down = parts.project("square_linear_2", act.result, hidden, bias=True)
-    made = (average, norm, up, act, down, parts.add("square_add", average.result, down.result))
-    merging = Block(name="merging", operators=made, input=HIDDEN, output=result(made).name, stream=stream)
+    operators = (average, norm, up_proj, act, down, parts.add("square_add", average.result, down.result))
+    merging = Block(name="merging", operators=operators, input=HIDDEN, output=result(operators).name, stream=stream)
     return (*inside, merging)

@@ -45,8 +45,8 @@ def build(config: Section, fmt: Format) -> Graph:
 
 def _layer_types(config: Section) -> Sequence[str]:
     """The kind of each layer: in the hub's dialect 0 is lightning and 1 softmax attention."""
-    if said := listed(config, "layer_types", _KINDS):
-        return said
+    if layer_types := listed(config, "layer_types", _KINDS):
+        return layer_types
     if config.get("attn_type_list") is None:
         return [_KINDS[index % 2 == 0] for index in range(config.count("num_hidden_layers"))]
     numbers = integers(config, "attn_type_list")

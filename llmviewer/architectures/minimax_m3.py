@@ -24,7 +24,7 @@ from .blocks.encoder import both_ways
 from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import decoder, grouped_heads, rotary_dim, rotated
 from .blocks.moe import (
-    at_most,
+    checked_top_k,
     crossed,
     flagged,
     for_each_layer,
@@ -72,7 +72,7 @@ def build_text(config: Section, fmt: Format) -> Graph:
     plain = SelfAttention(heads=heads, rotary_dim=turned, qk_norm=NormKind.RMS)
     moe = Experts(
         experts=config.integer("num_local_experts"),
-        chosen=at_most(config, "num_experts_per_tok", "num_local_experts", config.integer("num_experts_per_tok")),
+        chosen=checked_top_k(config, "num_experts_per_tok", "num_local_experts", config.integer("num_experts_per_tok")),
         inner=config.integer("intermediate_size"),
         shared=_mlp(config.integer("shared_intermediate_size", 3072)),
     )
@@ -82,8 +82,8 @@ def build_text(config: Section, fmt: Format) -> Graph:
         True: ("moe", moe),
     }
     layers = crossed(mixers, networks, zip(_choosing(config), _with_experts(config), strict=True))
-    further = Layer(mixer=mixers[True][1], feed_forward=moe)  # as vLLM has it: sparse attention, experts
-    prediction = Prediction.of(config, "num_mtp_modules", further)
+    prediction_layer = Layer(mixer=mixers[True][1], feed_forward=moe)  # as vLLM has it: sparse attention, experts
+    prediction = Prediction.of(config, "num_mtp_modules", prediction_layer)
     return decoder(config, layers, prediction=prediction).graph(fmt)
 
 
@@ -146,9 +146,9 @@ def _projected(tower: Tower, parts: Parts, merged: int, widths: tuple[int, int])
     first = tuple(op.with_tensors(lambda t: with_rows(t, patches)) for op in each)
     wide = parts.tensor(result(first).name, merged * widths[-1])
     first = (*first[:-1], replace(first[-1], outputs=(wide,)))
-    up = parts.project("merge_linear_1", wide, widths[0], bias=True)
-    act = parts.activate("merge_act", "gelu", *up.outputs)
-    return (*first, up, act, parts.project("merge_linear_2", act.result, widths[1], bias=True))
+    up_proj = parts.project("merge_linear_1", wide, widths[0], bias=True)
+    act = parts.activate("merge_act", "gelu", *up_proj.outputs)
+    return (*first, up_proj, act, parts.project("merge_linear_2", act.result, widths[1], bias=True))
 
 
 def _mlp(inner: int) -> Mlp:
@@ -163,15 +163,15 @@ def _indexed(config: Section, attention: SelfAttention) -> IndexedAttention:
         "sparse_disable_index_value",
     )  # fmt: skip
 
-    def said(checkpoint: str, transformers: str, default: int) -> int:
+    def indexer_field(checkpoint: str, transformers: str, default: int) -> int:
         return section.integer(section.first(transformers, checkpoint), default)
 
-    blocks = said("sparse_topk_blocks", "index_topk_blocks", 16)
-    keys = blocks * said("sparse_block_size", "index_block_size", 128)
+    blocks = indexer_field("sparse_topk_blocks", "index_topk_blocks", 16)
+    keys = blocks * indexer_field("sparse_block_size", "index_block_size", 128)
     heads = Heads(
-        num_heads=said("sparse_num_index_heads", "index_n_heads", 4),
+        num_heads=indexer_field("sparse_num_index_heads", "index_n_heads", 4),
         num_kv_heads=1,
-        head_dim=said("sparse_index_dim", "index_head_dim", 128),
+        head_dim=indexer_field("sparse_index_dim", "index_head_dim", 128),
     )
     chosen = replace(attention, heads=replace(attention.heads, mask=TopK(keys)))
     index = BlockIndex(heads=heads, blocks=blocks, rotary_dim=min(attention.rotary_dim, heads.head_dim))
@@ -184,10 +184,10 @@ def _choosing(config: Section) -> list[bool]:
         return [kind == _SPARSE for kind in kinds]
     if config.get("sparse_attention_config"):
         section = config.section("sparse_attention_config")
-        said = integers(section, "sparse_attention_freq")
-        if said:
-            for_each_layer(config, "sparse_attention_config.sparse_attention_freq", said)
-            return [bool(n) for n in said]
+        frequencies = integers(section, "sparse_attention_freq")
+        if frequencies:
+            for_each_layer(config, "sparse_attention_config.sparse_attention_freq", frequencies)
+            return [bool(n) for n in frequencies]
     return [False] * config.count("num_hidden_layers")
 
 

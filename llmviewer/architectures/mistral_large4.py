@@ -39,10 +39,10 @@ class ScaledIndex(Index):
 
     def operators(self, parts: Parts, x: Tensor, latent: Tensor, rope_dim: int) -> tuple[Operator, ...]:
         norm = parts.norm("index_q_norm", latent, kind=NormKind.LAYER)
-        *made, indexer = super().operators(parts, x, norm.result, rope_dim)
+        *launches, indexer = super().operators(parts, x, norm.result, rope_dim)
         query, *others = indexer.inputs
         scale = _scaled(parts, "index_q_scale", query, self.num_heads)
-        return (norm, *made, scale, replace(indexer, inputs=(scale.result, *others)))
+        return (norm, *launches, scale, replace(indexer, inputs=(scale.result, *others)))
 
 
 @frozen(kw_only=True)
@@ -56,11 +56,11 @@ class ScaledLatentAttention(LatentAttention):
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         q_proj = parts.project("q_proj", x, self.heads.q_width)
-        made: tuple[Operator, ...] = (q_proj,)
+        launches: tuple[Operator, ...] = (q_proj,)
         if self.borrowed and self.rope_dim:
-            made = (q_proj, query_rope(parts, result(made), self.num_heads * self.rope_dim))
+            launches = (q_proj, query_rope(parts, result(launches), self.num_heads * self.rope_dim))
         elif not self.borrowed:
-            made = (q_proj, *self._own(parts, x, result(made)))
+            launches = (q_proj, *self._own(parts, x, result(launches)))
         query = parts.tensor("q_rope", self.heads.q_width) if self.rope_dim else q_proj.result
         scale = _scaled(parts, "q_scale", query, self.num_heads)
         chosen = self.index.operators(parts, x, x, self.rope_dim) if self.index else ()
@@ -69,15 +69,15 @@ class ScaledLatentAttention(LatentAttention):
             caches = tuple(replace(t, retained_rows=Form()) for t in caches)
         attended = self._attended(parts, scale.result, *caches)
         o_proj = parts.project("o_proj", result(attended), x.width, bias=self.bias)
-        return (*made, scale, *chosen, *attended, o_proj)
+        return (*launches, scale, *chosen, *attended, o_proj)
 
 
 def _scaled(parts: Parts, name: str, query: Tensor, num_heads: int) -> Elementwise:
     """Each head of queries, scaled: a product for each element, and a product and a sum for the scale of each head."""
-    held = tuple(parts.weight(f"{name}.{part}", num_heads) for part in ("scale", "bias"))
+    scale_weights = tuple(parts.weight(f"{name}.{part}", num_heads) for part in ("scale", "bias"))
     out = replace(query, name=name)
     ops = 1 + 2 * num_heads / query.width
-    return Elementwise(name=name, inputs=(query,), outputs=(out,), weights=held, ops_per_element=ops)
+    return Elementwise(name=name, inputs=(query,), outputs=(out,), weights=scale_weights, ops_per_element=ops)
 
 
 @frozen(kw_only=True)
@@ -101,20 +101,20 @@ def build(config: Section, fmt: Format) -> Graph:
     each = zip(sparse_layers(config, default=1), rotated, _borrowed(config, rotated), own_index(config), strict=True)
     layers = [
         Layer(
-            mixer=_attention(config, turns=turns, borrows=borrows, own=own),
+            mixer=_attention(config, turns=turns, borrows=borrows, has_indexer=has_indexer),
             feed_forward=networks[has_experts],
             name=("moe" if has_experts else "dense")
             + ("" if turns else "_nope")
             + ("_borrowing" if borrows else "")
-            + ("" if own else "_shared"),
+            + ("" if has_indexer else "_shared"),
         )
-        for has_experts, turns, borrows, own in each
+        for has_experts, turns, borrows, has_indexer in each
     ]
     plain = decoder(config, layers)
     return LearnedRotation(**vars(plain), rope_dim=config.integer("qk_rope_head_dim", 64)).graph(fmt)
 
 
-def _attention(config: Section, *, turns: bool, borrows: bool, own: bool) -> ScaledLatentAttention:
+def _attention(config: Section, *, turns: bool, borrows: bool, has_indexer: bool) -> ScaledLatentAttention:
     plain = latent_attention(config, ScaledLatentAttention, q_rank=0, nope_dim=64)
     chosen = config.integer("index_topk", 2048)
     index = ScaledIndex(
@@ -124,8 +124,8 @@ def _attention(config: Section, *, turns: bool, borrows: bool, own: bool) -> Sca
         plain,
         nope_dim=plain.nope_dim + (0 if turns else plain.rope_dim),
         rope_dim=plain.rope_dim if turns else 0,
-        index=index if own else None,
-        chosen=0 if own else chosen,
+        index=index if has_indexer else None,
+        chosen=0 if has_indexer else chosen,
         borrowed=borrows,
     )
 

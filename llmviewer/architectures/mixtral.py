@@ -13,7 +13,7 @@ from .blocks.borrowed import BorrowedAttention
 from .blocks.decoder import Layer, Prediction
 from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import attention, decoder, grouped_heads, rotated
-from .blocks.moe import Kinds, at_most, experts, for_each_layer, ignore_router_fields, integers
+from .blocks.moe import Kinds, checked_top_k, experts, for_each_layer, ignore_router_fields, integers
 from .blocks.parts import NormKind, activation, heads_of
 from .llama_like import granite_swa
 
@@ -94,7 +94,7 @@ def build_hunyuan_v1_moe(config: Section, fmt: Format) -> Graph:
             mixer=borrowing if index % every else mixer,
             feed_forward=Experts(
                 experts=count,
-                chosen=at_most(config, "moe_topk", "num_experts", chosen[index]),
+                chosen=checked_top_k(config, "moe_topk", "num_experts", chosen[index]),
                 inner=inner[index],
                 act=act,
                 shared=Mlp(inner=shared[index] * config.integer("intermediate_size"), act=act, gated=True),
@@ -140,7 +140,7 @@ def _dbrx_experts(config: Section) -> Experts:
     ffn.ignore("moe_jitter_eps", "moe_loss_weight", "moe_normalize_expert_weights", "uniform_expert_assignment")
     return Experts(
         experts=ffn.integer("moe_num_experts"),
-        chosen=at_most(ffn, "moe_top_k", "moe_num_experts", ffn.integer("moe_top_k")),
+        chosen=checked_top_k(ffn, "moe_top_k", "moe_num_experts", ffn.integer("moe_top_k")),
         inner=ffn.integer("ffn_hidden_size"),
         act="silu" if ffn.get("ffn_act_fn") is None else activation(ffn.section("ffn_act_fn"), "name", "silu"),
     )

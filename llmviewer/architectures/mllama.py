@@ -28,7 +28,16 @@ from .blocks.feed_forward import Mlp
 from .blocks.fields import attention, decoder, filled, gated_mlp
 from .blocks.moe import integers, language_model
 from .blocks.parts import HIDDEN, NormKind, Parts, heads_of, result, with_rows
-from .blocks.tower import PatchGrid, Scaled, beside, feature_block, of_pictures, picture, tower_activation, vision
+from .blocks.tower import (
+    PatchGrid,
+    Scaled,
+    auxiliary_block,
+    feature_block,
+    of_pictures,
+    picture,
+    tower_activation,
+    vision,
+)
 
 _TEXT: Final = TEXT_CLASSES["MllamaTextConfig"] | {"cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38]}
 _PICTURES: Final = TOWERS["MllamaVisionConfig"] | {
@@ -49,25 +58,25 @@ def build(config: Section, fmt: Format) -> Graph:
     section.ignore("tie_word_embeddings")
     text = filled(language_model(config), _TEXT, instead={"tie_word_embeddings": False})  # which the class never does
     text.ignore("model_type")
-    tiles, seen = section.count("max_num_tiles"), picture(section)
-    tokens = tiles * (seen.patches + 1)
+    tiles, grid = section.count("max_num_tiles"), picture(section)
+    tokens = tiles * (grid.patches + 1)
     parts = Parts(format=fmt, norm_kind=NormKind.LAYER)
-    taken = section.integer("hidden_size") * (1 + _intermediate(section))
-    if section.integer("vision_output_dim", taken) != taken:
-        raise section.error("vision_output_dim", f"must be the width of all layers that are taken, {taken}")
-    features = parts.tensor("features", taken)
-    gather = Permute(name=features.name, inputs=(parts.tensor(HIDDEN, taken),), outputs=(features,))
+    feature_width = section.integer("hidden_size") * (1 + _intermediate(section))
+    if section.integer("vision_output_dim", feature_width) != feature_width:
+        raise section.error("vision_output_dim", f"must be the width of all layers that are taken, {feature_width}")
+    features = parts.tensor("features", feature_width)
+    gather = Permute(name=features.name, inputs=(parts.tensor(HIDDEN, feature_width),), outputs=(features,))
     project = parts.project("linear_1", features, text.integer("hidden_size"), bias=True)
     projector = feature_block("projector", (gather, project), tokens)
-    tower = _tower(section, parts, seen, tiles)
-    return Graph((*map(beside, (*tower, projector)), *_language(text, fmt, tokens).blocks))
+    tower = _tower(section, parts, grid, tiles)
+    return Graph((*map(auxiliary_block, (*tower, projector)), *_language(text, fmt, tokens).blocks))
 
 
 def _language(config: Section, fmt: Format, tokens: int) -> Graph:
     """The language model, of which some layers see `tokens` of each picture and no other token."""
-    own, mlp = attention(config, share=1, bias=None), gated_mlp(config)
-    across = CrossAttention(heads=own.heads, qk_norm=NormKind.RMS, encoded=_FEATURES, read=images(tokens))
-    layer = Layer(mixer=own, feed_forward=mlp)
+    self_attention, mlp = attention(config, share=1, bias=None), gated_mlp(config)
+    across = CrossAttention(heads=self_attention.heads, qk_norm=NormKind.RMS, encoded=_FEATURES, read=images(tokens))
+    layer = Layer(mixer=self_attention, feed_forward=mlp)
     other = Layer(mixer=Scaled(across, alike=True), feed_forward=Scaled(mlp, alike=True), name="cross")
     crossing = integers(config, "cross_attention_layers")
     layers = [other if index in crossing else layer for index in range(config.count("num_hidden_layers"))]
@@ -88,16 +97,16 @@ def _with_more_tokens(op: Operator) -> Operator:
 
 def _intermediate(config: Section) -> int:
     """Local layers whose results are taken besides that of the last global one."""
-    taken, layers = integers(config, "intermediate_layers_indices"), config.count("num_hidden_layers")
-    for index in taken:
+    layer_indices, layers = integers(config, "intermediate_layers_indices"), config.count("num_hidden_layers")
+    for index in layer_indices:
         if not 0 <= index < layers:
             raise config.error("intermediate_layers_indices", f"must be of the {layers} layers; got {index}")
-    return len(taken)
+    return len(layer_indices)
 
 
-def _tower(config: Section, parts: Parts, seen: PatchGrid, tiles: int) -> tuple[Block, ...]:
+def _tower(config: Section, parts: Parts, grid: PatchGrid, tiles: int) -> tuple[Block, ...]:
     hidden = config.integer("hidden_size")
-    tokens = tiles * -(-(seen.patches + 1) // _MULTIPLE) * _MULTIPLE
+    tokens = tiles * -(-(grid.patches + 1) // _MULTIPLE) * _MULTIPLE
     heads = both_ways(heads_of(config, hidden, config.first("attention_heads", "num_attention_heads")))
     mixer = SelfAttention(heads=heads)
     mlp = Mlp(inner=config.integer("intermediate_size"), act=tower_activation(config, "gelu"), bias=True)
@@ -105,7 +114,7 @@ def _tower(config: Section, parts: Parts, seen: PatchGrid, tiles: int) -> tuple[
     joint = Layer(mixer=Scaled(mixer, alike=True), feed_forward=Scaled(mlp, alike=True), name="global")
     depths = {local: config.count("num_hidden_layers"), joint: config.count("num_global_layers")}
     layers = stack(parts, [layer for layer, depth in depths.items() for _ in range(depth)], hidden)
-    embedding, between = _embedding(config, parts, seen, tiles, tokens), _between(config, parts, tiles)
+    embedding, between = _embedding(config, parts, grid, tiles, tokens), _between(config, parts, tiles)
     blocks = (
         Block(name="embedding", operators=embedding, input="pixels", output=result(embedding).name),
         layers[0],
@@ -115,14 +124,14 @@ def _tower(config: Section, parts: Parts, seen: PatchGrid, tiles: int) -> tuple[
     return tuple(replace(block, stream=images(tokens)) for block in blocks)
 
 
-def _embedding(config: Section, parts: Parts, seen: PatchGrid, tiles: int, tokens: int) -> tuple[Operator, ...]:
+def _embedding(config: Section, parts: Parts, grid: PatchGrid, tiles: int, tokens: int) -> tuple[Operator, ...]:
     """Patches, a token of the class before those of each tile, and three additions: where a patch stands in its tile,
     which tile that is, and where it stands in the picture.
     """
-    hidden, each = config.integer("hidden_size"), seen.patches + 1
+    hidden, each = config.integer("hidden_size"), grid.patches + 1
     pixels, patches = (
-        with_rows(parts.tensor(name, width), of_pictures(tiles * seen.patches))
-        for name, width in (("pixels", seen.pixels), ("patch_embed", hidden))
+        with_rows(parts.tensor(name, width), of_pictures(tiles * grid.patches))
+        for name, width in (("pixels", grid.pixels), ("patch_embed", hidden))
     )
     embed = parts.patches(patches.name, pixels, patches, tokens, bias=False)
     out = parts.tensor("position_add", hidden)

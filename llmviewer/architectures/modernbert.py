@@ -64,10 +64,10 @@ class WordsAfterHead(Decoder):
 
     def _logits(self, parts: Parts, x: Tensor, norm: str, *, tied: bool) -> tuple[Operator, ...]:
         *before, words = super()._logits(parts, x, norm, tied=tied)
-        made = tuple(
+        operators = tuple(
             op.with_tensors(lambda t: with_rows(t, LOGITS)) for op in self.head.operators(parts, words.inputs[0])
         )
-        return (*before, *made, replace(words, inputs=made[-1].outputs))
+        return (*before, *operators, replace(words, inputs=operators[-1].outputs))
 
 
 @architecture("modernbert-decoder")
@@ -131,11 +131,11 @@ def _heads(config: Section, hidden: int) -> tuple[Head, ...]:
         tied=config.flag("tie_word_embeddings", default=True),
     )
     classifier = replace(head, classes=labels_of(config))
-    made = {
+    heads = {
         "words": (words,),
         "sequence": (replace(classifier, first=True),),
         "token": (classifier,),
         "answer": (replace(head, classes=2),),
         "bare": (),
     }
-    return made[task(config, _TASKS, "Model")]
+    return heads[task(config, _TASKS, "Model")]

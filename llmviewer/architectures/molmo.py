@@ -58,9 +58,9 @@ def build(config: Section, fmt: Format) -> Graph:
     crop = picture(section)
     tower = vit(section, crop, "quick_gelu", learned=1, positions=crop.patches + 1, pre_norm=True)
     patch = section.integer("patch_size")
-    own, shared = (crop.height - _OVERLAP) * patch, _OVERLAP * patch
+    stride, shared = (crop.height - _OVERLAP) * patch, _OVERLAP * patch
     size = picture_size(config)
-    rows, columns = best_fit((size[0] - shared, size[1] - shared), (own, own), most=_CROPS)
+    rows, columns = best_fit((size[0] - shared, size[1] - shared), (stride, stride), most=_CROPS)
     tower = replace(tower, tiles=rows * columns + 1)
     tokens = grid_tokens(crop, 1, 1) + grid_tokens(crop, rows, columns)
     parts, wide = tower.parts(fmt), _TAPPED * tower.hidden
@@ -98,12 +98,12 @@ def _sparse(config: Section, fmt: Format, shape: tuple[int, int]) -> tuple[Graph
     """An OLMoE, whose experts are half as wide as mlp_hidden_size says, gate and values together."""
     inner = config.integer("mlp_hidden_size", 2048) // 2
     words = config.integer("embedding_size", config.integer("vocab_size"))
-    known = {"model_type": "olmoe", "intermediate_size": inner, "vocab_size": words}
-    olmoe = filled(config, instead=known)
+    fixed_fields = {"model_type": "olmoe", "intermediate_size": inner, "vocab_size": words}
+    olmoe = filled(config, instead=fixed_fields)
     return _with_words(builder(olmoe)(olmoe, fmt), shape, fmt), inner
 
 
 def _with_words(text: Graph, shape: tuple[int, int], fmt: Format) -> Graph:
     first, *others = text.blocks
-    held = first.map(lambda op: holding(op, Parts(format=fmt), {"additional_tokens.weight": shape}))
-    return Graph((held, *others))
+    extended = first.map(lambda op: holding(op, Parts(format=fmt), {"additional_tokens.weight": shape}))
+    return Graph((extended, *others))

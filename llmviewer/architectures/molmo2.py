@@ -47,36 +47,38 @@ def build_text(config: Section, fmt: Format) -> Graph:
     """Tokens besides those of the vocabulary have a table of their own, and are never written."""
     config = filled(config, TEXT_CLASSES["Molmo2TextConfig"])
     config.ignore("rope_scaling_layers", "embedding_dropout", "residual_dropout", "use_qk_norm", "layer_norm_eps")
-    whole = config.choice("qk_norm_type", ("qwen3", "olmo"), "qwen3") == "olmo"
+    norms_whole_width = config.choice("qk_norm_type", ("qwen3", "olmo"), "qwen3") == "olmo"
     bias = config.flag(config.first("attention_bias", "qkv_bias"), default=False)
     after = config.flag("norm_after", default=False)
     one = Layer(
-        mixer=attention(config, share=1, bias=None, qkv_bias=bias, qk_norm=NormKind.RMS, qk_norm_whole=whole),
+        mixer=attention(
+            config, share=1, bias=None, qkv_bias=bias, qk_norm=NormKind.RMS, qk_norm_whole=norms_whole_width
+        ),
         feed_forward=gated_mlp(config),
         residual=Residual.INNER if after else Residual.PRE,
     )
     graph = decoder(config, one).graph(fmt)
     first, *others = graph.blocks
     shape = (config.integer("additional_vocab_size", 128, least=0), config.integer("hidden_size"))
-    held = first.map(lambda op: holding(op, Parts(format=fmt), {"additional_tokens.weight": shape}))
-    return Graph((held, *others))
+    extended = first.map(lambda op: holding(op, Parts(format=fmt), {"additional_tokens.weight": shape}))
+    return Graph((extended, *others))
 
 
 @architecture("molmo2")
 def build(config: Section, fmt: Format) -> Graph:
     text = build_text(language_model(config) if config.get("text_config") else Section({}, config.file), fmt)
     config.ignore(*_IGNORED.split())
-    seen = config.first("vision_config", "vit_config")
-    if config.get(seen) is None:
+    vision_key = config.first("vision_config", "vit_config")
+    if config.get(vision_key) is None:
         return text
-    adapter, given = part(config, "adapter_config"), config.section(seen)
-    for section in (adapter, given):
+    adapter, vision_section = part(config, "adapter_config"), config.section(vision_key)
+    for section in (adapter, vision_section):
         section.ignore(*_PARTS_IGNORED.split())
-    named = given.with_data({_OLDER.get(key, key): value for key, value in given.data.items()})
+    named = vision_section.with_data({_OLDER.get(key, key): value for key, value in vision_section.data.items()})
     runs = _runs(adapter, section := filled(named, _PICTURES))
     check_width(adapter, "hidden_size", section.integer("hidden_size"), "the tower", 1152)
     check_width(adapter, "text_hidden_size", result(text.blocks[0].operators).width, "the language model", 3584)
-    legacy = seen == "vit_config"  # its checkpoints have no layer after the last one that features are taken from
+    legacy = vision_key == "vit_config"  # its checkpoints have no layer after the last one that features are taken from
     tower, patch = _tower(section, max(runs) if legacy else None), sides(section, "patch_size")
     tower = replace(tower, run=max(runs))
     rows, columns = _crops(picture_size(config), tower.picture, patch)
@@ -97,23 +99,23 @@ def _runs(adapter: Section, section: Section) -> tuple[int, ...]:
 
 
 def _tower(section: Section, layers: int | None) -> Tower:
-    seen = picture(section)
+    grid = picture(section)
     return vit(
         section,
-        seen,
+        grid,
         "gelu_pytorch_tanh",
         layers=layers,
         kv_heads=section.integer("num_key_value_heads", section.integer("num_attention_heads")),
         qkv_bias=section.flag("attention_bias", default=True),
         patch_bias=True,
-        positions=section.integer("num_position_embeddings", seen.patches),
+        positions=section.integer("num_position_embeddings", grid.patches),
     )
 
 
 def _crops(size: tuple[int, int], crop: PatchGrid, patch: tuple[int, int]) -> tuple[int, int]:
     """Rows and columns of crops, each of which has patches of its own besides those that it shares."""
-    own = ((crop.height - _OVERLAP) * patch[0], (crop.width - _OVERLAP) * patch[1])
-    return best_fit((size[0] - _OVERLAP * patch[0], size[1] - _OVERLAP * patch[1]), own, most=_CROPS)
+    stride = ((crop.height - _OVERLAP) * patch[0], (crop.width - _OVERLAP) * patch[1])
+    return best_fit((size[0] - _OVERLAP * patch[0], size[1] - _OVERLAP * patch[1]), stride, most=_CROPS)
 
 
 def grid_tokens(crop: PatchGrid, rows: int, columns: int) -> int:
@@ -145,7 +147,7 @@ def pooled_patches(config: Section, parts: Parts, x: Tensor, tokens: int) -> tup
     o_proj = parts.project("pool_o_proj", result(attended), config.integer("hidden_size"), bias=bias)
     inner, act = config.integer("intermediate_size", 18944), activation(config, "hidden_act", "silu")
     biased = config.flag("mlp_bias", default=False)
-    gate, up = (parts.project(f"pool_{name}_proj", o_proj.result, inner, bias=biased) for name in ("gate", "up"))
-    mid = parts.activate("pool_act", act, *gate.outputs, *up.outputs)
+    gate, up_proj = (parts.project(f"pool_{name}_proj", o_proj.result, inner, bias=biased) for name in ("gate", "up"))
+    mid = parts.activate("pool_act", act, *gate.outputs, *up_proj.outputs)
     down = parts.project("pool_down_proj", mid.result, config.integer("text_hidden_size", 3584))
-    return (gather, average, q, k, v, *attended, o_proj, gate, up, mid, down)
+    return (gather, average, q, k, v, *attended, o_proj, gate, up_proj, mid, down)

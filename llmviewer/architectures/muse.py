@@ -16,7 +16,7 @@ from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, FeedForward, Layer, Mixer, Residual
 from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import decoder, filled, grouped_heads, require_false, sliding_window
-from .blocks.moe import at_most, for_each_layer, ignore_router_fields, listed, listed_sparse
+from .blocks.moe import checked_top_k, for_each_layer, ignore_router_fields, listed, listed_sparse
 from .blocks.parts import NormKind, Parts, activation, result
 
 _EVERY: Final = 4  # layers, counted from the last, of which one has neither window nor positions
@@ -39,8 +39,8 @@ class HeadNormedAttention(SelfAttention):
     """Attention whose result has a norm of each head, without weights."""
 
     def _scores(self, parts: Parts, q: Tensor) -> tuple[Operator, ...]:
-        made = super()._scores(parts, q)
-        return (*made, parts.norm("o_norm", result(made), shared=self.heads.num_heads, kind=NormKind.UNIT))
+        operators = super()._scores(parts, q)
+        return (*operators, parts.norm("o_norm", result(operators), shared=self.heads.num_heads, kind=NormKind.UNIT))
 
 
 class NarrowExperts(Experts):
@@ -51,8 +51,8 @@ class NarrowExperts(Experts):
         return (*down, parts.norm("latent_norm", result(down)))
 
     def _experts(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        made = super()._experts(parts, x)
-        return (*made, parts.norm("expert_norm", result(made)))
+        operators = super()._experts(parts, x)
+        return (*operators, parts.norm("expert_norm", result(operators)))
 
 
 class GatedLayer(Layer):
@@ -60,10 +60,10 @@ class GatedLayer(Layer):
 
     def _branch(self, parts: Parts, x: Tensor, run: Mixer | FeedForward, name: str) -> tuple[Operator, ...]:
         before = parts.norm(f"{name}_norm", x)
-        made = run.operators(parts, before.result)
-        after = parts.norm(f"{name}_post_norm", result(made), kind=NormKind.UNIT if name == "attn" else None)
+        operators = run.operators(parts, before.result)
+        after = parts.norm(f"{name}_post_norm", result(operators), kind=NormKind.UNIT if name == "attn" else None)
         add = parts.elementwise(f"{name}_add", x, after.result, ops=3, weights={f"{name}_add.gate": x.width})
-        return (before, *made, after, add.with_weights(lambda weight: replace(weight, format=FP32)))
+        return (before, *operators, after, add.with_weights(lambda weight: replace(weight, format=FP32)))
 
 
 class NormedEmbedding(Decoder):
@@ -98,7 +98,7 @@ def build_spark(config: Section, fmt: Format) -> Graph:
     act = activation(config, "hidden_act", "silu")
     moe = NarrowExperts(
         experts=config.integer("num_local_experts"),
-        chosen=at_most(config, "num_experts_per_tok", "num_local_experts", config.integer("num_experts_per_tok")),
+        chosen=checked_top_k(config, "num_experts_per_tok", "num_local_experts", config.integer("num_experts_per_tok")),
         inner=config.integer("moe_intermediate_size"),
         act=act,
         latent=config.integer("moe_hidden_size"),
@@ -121,20 +121,20 @@ def _mixers(config: Section, kind: type[SelfAttention]) -> list[tuple[str, SelfA
     require_false(config, "attention_bias", "biases of this attention are not modelled")
     heads = grouped_heads(config)
     layers, window = config.count("num_hidden_layers"), sliding_window(config, _WINDOW)
-    usual = [(layers - 1 - index) % _EVERY != 0 for index in range(layers)]
-    said = listed(config, "layer_types", ("sliding_attention", "full_attention"))
-    sliding = [each == "sliding_attention" for each in said] or usual
+    default_windows = [(layers - 1 - index) % _EVERY != 0 for index in range(layers)]
+    layer_types = listed(config, "layer_types", ("sliding_attention", "full_attention"))
+    sliding = [each == "sliding_attention" for each in layer_types] or default_windows
     thetas = config.get("layer_rope_theta")
     if thetas is not None and not isinstance(thetas, list):
         raise config.error("layer_rope_theta", f"must be a list of numbers; got {thetas!r}")
     if thetas is not None:
         for_each_layer(config, "layer_rope_theta", thetas)
-    rotated = usual if thetas is None else [bool(theta) for theta in thetas]
+    rotated = default_windows if thetas is None else [bool(theta) for theta in thetas]
     plain = kind(heads=heads, qk_norm=NormKind.UNIT, gates=heads.q_width)
     return [
         (
-            ("local" if slides else "global") + ("" if turns == slides else "_rope" if turns else "_nope"),
-            replace(plain.within(window) if slides else plain, rotary_dim=heads.head_dim if turns else 0),
+            ("local" if slides else "global") + ("" if rotates == slides else "_rope" if rotates else "_nope"),
+            replace(plain.within(window) if slides else plain, rotary_dim=heads.head_dim if rotates else 0),
         )
-        for slides, turns in zip(sliding, rotated, strict=True)
+        for slides, rotates in zip(sliding, rotated, strict=True)
     ]

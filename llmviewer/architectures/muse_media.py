@@ -23,7 +23,18 @@ from .blocks.feed_forward import Mlp
 from .blocks.fields import filled
 from .blocks.moe import counts, integers, listed
 from .blocks.parts import NormKind, Parts, activation, heads_of, result
-from .blocks.tower import Tower, held, joined, language, layer, linears, patches_of, picture, projector, vision
+from .blocks.tower import (
+    Tower,
+    joined,
+    language,
+    layer,
+    linears,
+    patches_of,
+    picture,
+    projector,
+    unused_weights,
+    vision,
+)
 from .qwen_vl import within
 
 _MEDIA: Final = "image_token_id video_token_id audio_token_id tie_word_embeddings"
@@ -63,20 +74,20 @@ def build(config: Section, fmt: Format) -> Graph:
 
 def _tower(section: Section, side: int) -> Tower:
     """Layers whose patches see those of their window, but for every fourth and the last."""
-    seen = picture(section, image=_SIDE, frames=section.integer("patch_temporal"), multiple=side)
+    grid = picture(section, image=_SIDE, frames=section.integer("patch_temporal"), multiple=side)
     heads, act = both_ways(heads_of(section)), activation(section, "hidden_act", "gelu")
     mlp = Mlp(inner=section.integer("intermediate_size"), act=act, bias=True)
-    local = replace(heads, mask=Tiled(within(seen, section.integer("pos_emb_height"))))
+    local = replace(heads, mask=Tiled(within(grid, section.integer("pos_emb_height"))))
     near, far = (layer(each, mlp, rotated=True, name=name) for name, each in (("local", local), ("global", heads)))
     count = section.count("num_hidden_layers")
-    said = listed(section, "layer_types", ("window_attention", "full_attention"))
-    full = [kind == "full_attention" for kind in said] or [
+    layer_types = listed(section, "layer_types", ("window_attention", "full_attention"))
+    full = [kind == "full_attention" for kind in layer_types] or [
         (index + 1) % _EVERY == 0 or index == count - 1 for index in range(count)
     ]
     return Tower(
-        picture=seen,
+        picture=grid,
         hidden=section.integer("hidden_size"),
-        layers=[far if whole else near for whole in full],
+        layers=[far if is_full else near for is_full in full],
         positions=section.integer("pos_emb_height") * section.integer("pos_emb_width"),
         position_ops=_BILINEAR,
         pre_norm=True,
@@ -90,13 +101,13 @@ def _projected(config: Section, tower: Tower, parts: Parts, merged: int, width: 
     shuffled = Permute(name=wide.name, inputs=(patches_of(tower, parts),), outputs=(wide,))
     inner = config.integer("projector_hidden_size", 4096)
     act = activation(config, "projector_hidden_act", "gelu")
-    made = projector(parts, wide, (inner, inner, width), act, bias=False)
-    return (shuffled, *made, parts.norm("projector_norm", result(made), kind=NormKind.UNIT))
+    operators = projector(parts, wide, (inner, inner, width), act, bias=False)
+    return (shuffled, *operators, parts.norm("projector_norm", result(operators), kind=NormKind.UNIT))
 
 
-def _hearing(given: Section, parts: Parts) -> tuple[Block, ...]:
+def _hearing(vision_section: Section, parts: Parts) -> tuple[Block, ...]:
     """Convolutions by channel and MLPs over ever fewer and wider samples."""
-    section = filled(given, _SOUND)
+    section = filled(vision_section, _SOUND)
     section.ignore("num_hidden_layers", "hidden_act", "sample_rate")
     widths = integers(section, "hidden_sizes")
     patches, depths = integers(section, "patch_sizes"), counts(section, "depths")
@@ -115,6 +126,9 @@ def _hearing(given: Section, parts: Parts) -> tuple[Block, ...]:
             **linears({"conv": (width, 1, taps), "fc1": (inner, width), "fc2": (width, inner)}),
             "norm.weight": (width,),
         }
-        blocks += [held(f"hearing_{stage}", parts, enter), held(f"hearing_{stage}_layer", parts, inside, depth)]
+        blocks += [
+            unused_weights(f"hearing_{stage}", parts, enter),
+            unused_weights(f"hearing_{stage}_layer", parts, inside, depth),
+        ]
     last = {"norm.weight": (widths[-1],), **linears({"proj": (out, widths[-1])}), "proj_norm.weight": (out,)}
-    return (*blocks, held("hearing", parts, last))
+    return (*blocks, unused_weights("hearing", parts, last))

@@ -17,7 +17,7 @@ from .blocks.attention import SelfAttention
 from .blocks.decoder import Layer, Prediction
 from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import decoder, filled
-from .blocks.moe import at_most, groups
+from .blocks.moe import checked_top_k, groups
 from .blocks.parts import activation
 from .blocks.state_space import SILU, Mamba2
 from .blocks.tower import language
@@ -72,9 +72,9 @@ def _prediction(config: Section, kinds: Mapping[str, Callable[[Section], Layer]]
     pattern = "*E"
     if config.get(config.first(key, "mtp_layers_block_type")) is not None:
         key, pattern = _letters(config, key, "mtp_layers_block_type")
-    made = [kinds[letter](config) for letter in pattern if letter in kinds]
-    mixers, networks = [layer.mixer for layer in made], [layer.feed_forward for layer in made]
-    if len(made) != len(pattern) or not 1 <= len(made) <= 2 or any(mixers[1:]) or (made[1:] and not mixers[0]):
+    layers = [kinds[letter](config) for letter in pattern if letter in kinds]
+    mixers, networks = [layer.mixer for layer in layers], [layer.feed_forward for layer in layers]
+    if len(layers) != len(pattern) or not 1 <= len(layers) <= 2 or any(mixers[1:]) or (layers[1:] and not mixers[0]):
         raise config.error(key, f"must be one of {' '.join(kinds)}, or M or * before one of - E; got {pattern!r}")
     layer = Layer(mixer=mixers[0], feed_forward=networks[-1])
     return Prediction.each([layer] * count)
@@ -137,7 +137,7 @@ def _experts(config: Section) -> Layer:
     mlp = _feed_forward(config, config.integer("moe_intermediate_size"))
     shared = config.integer("moe_shared_expert_intermediate_size", mlp.inner)  # one, whatever n_shared_experts says
     number = config.integer("n_routed_experts")
-    chosen = at_most(config, "num_experts_per_tok", "n_routed_experts", config.integer("num_experts_per_tok"))
+    chosen = checked_top_k(config, "num_experts_per_tok", "n_routed_experts", config.integer("num_experts_per_tok"))
     experts = Experts(
         experts=number,
         chosen=chosen,

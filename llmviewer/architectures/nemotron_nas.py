@@ -68,8 +68,8 @@ def _mixer(config: Section, attention: Section) -> Mixer | None:
     group = attention.integer("n_heads_in_group")
     if heads % group:
         raise attention.error("n_heads_in_group", f"must divide the {heads} heads; got {group}")
-    own = heads_of(config, num_kv_heads=heads // group)
-    return SelfAttention(heads=own, rotary_dim=own.head_dim)
+    layer_heads = heads_of(config, num_kv_heads=heads // group)
+    return SelfAttention(heads=layer_heads, rotary_dim=layer_heads.head_dim)
 
 
 def _network(config: Section, ffn: Section) -> FeedForward | None:

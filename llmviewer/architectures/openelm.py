@@ -61,8 +61,8 @@ def _each(config: Section, key: str, layers: int) -> Sequence[int]:
 def _inner(config: Section, layers: int) -> list[int]:
     """The width of each MLP: a multiple of model_dim, rounded to one of ffn_dim_divisor."""
     hidden, divisor = config.integer("model_dim"), config.integer("ffn_dim_divisor", 256)
-    given = config.get("ffn_multipliers")
-    factors = given if isinstance(given, list) else [given] * layers
+    multipliers = config.get("ffn_multipliers")
+    factors = multipliers if isinstance(multipliers, list) else [multipliers] * layers
     if len(factors) != layers or not all(
         isinstance(f, int | float) and not isinstance(f, bool) and 0 < f < hidden for f in factors
     ):

@@ -87,7 +87,7 @@ def build_prismatic(config: Section, fmt: Format) -> Graph:
         outputs=(parts.tensor("both", wide),),
     )  # fmt: skip
     project = (join, *projector(parts, join.result, (4 * wide, width, width), "gelu", bias=True))
-    return joined(blocks, project, text, tokens=patches, given=(_FIRST,))
+    return joined(blocks, project, text, tokens=patches, side_inputs=(_FIRST,))
 
 
 def _tower(config: Section, name: str, size: int) -> tuple[Tower, Vit]:

@@ -45,10 +45,10 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _tower(section: Section) -> Tower:
-    seen, bias = picture(section), section.flag("qkv_bias", default=False)
+    grid, bias = picture(section), section.flag("qkv_bias", default=False)
     return vit(
         section,
-        seen,
+        grid,
         "silu",
         gated=True,
         mlp_bias=section.flag("mlp_bias", default=False),
@@ -56,7 +56,7 @@ def _tower(section: Section) -> Tower:
         o_bias=bias,
         norm=NormKind.RMS,
         patch_bias=True,
-        positions=seen.patches,
+        positions=grid.patches,
         patch_norm=True,
         post_norm=True,
     )

@@ -31,11 +31,11 @@ _TIED: Final = "tie_word_embeddings"
 
 @architecture("paddleocr_vl")
 def build(config: Section, fmt: Format) -> Graph:
-    given = language_model(config) if config.get("text_config") is not None else config
-    for section in (config, given):
+    text_config = language_model(config) if config.get("text_config") is not None else config
+    for section in (config, text_config):
         section.ignore(*_IGNORED.split())
-    tied = any(section.flag(_TIED, default=True) for section in (config, given))
-    text = filled(given, TEXT_CLASSES["PaddleOCRTextConfig"], instead={_TIED: tied})
+    tied = any(section.flag(_TIED, default=True) for section in (config, text_config))
+    text = filled(text_config, TEXT_CLASSES["PaddleOCRTextConfig"], instead={_TIED: tied})
     language = FAMILIES["ernie4_5"].graph(text, fmt)
     if config.get("vision_config") is None:
         return language

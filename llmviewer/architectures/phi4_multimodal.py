@@ -26,7 +26,6 @@ from .blocks.tiles import closest_grid, picture_size
 from .blocks.tower import (
     UNUSED,
     Tower,
-    held,
     joined,
     layers_run,
     linears,
@@ -35,6 +34,7 @@ from .blocks.tower import (
     patches_of,
     pooled,
     projector,
+    unused_weights,
 )
 from .llama import FAMILIES
 from .siglip import plain_tower, pooled_head
@@ -115,7 +115,7 @@ def _hearing(section: Section, width: int, parts: Parts) -> tuple[Block, Block]:
     config = filled(section, _SOUND)
     config.ignore(*_SOUND_IGNORED.split())
     hidden, inner, heads = (config.integer(k) for k in ("hidden_size", "intermediate_size", "num_attention_heads"))
-    out, apart = config.integer("ext_pw_out_channel"), config.integer("depthwise_separable_out_channel")
+    out, depthwise_channels = config.integer("ext_pw_out_channel"), config.integer("depthwise_separable_out_channel")
     wide, channels = hidden * config.integer("depthwise_multiplier"), config.integer("nemo_conv_channels")
     buckets = config.integer("bias_max_distance") * (2 - config.flag("bias_symmetric", default=False))
     halvings = config.integer("time_reduction").bit_length() - 1
@@ -131,7 +131,7 @@ def _hearing(section: Section, width: int, parts: Parts) -> tuple[Block, Block]:
         **linears({f"{name}_down_proj": (hidden, inner) for name in ("in", "out")}),
         **linears({f"{name}_proj": (hidden, hidden) for name in "qkvo"}),
         **linears({"glu": (2 * out, hidden), "depthwise": (wide, 1, config.integer("kernel_size"))}),
-        **linears({"pointwise": (apart, wide), "conv_out": (out, hidden)}),
+        **linears({"pointwise": (depthwise_channels, wide), "conv_out": (out, hidden)}),
         "glu_up.bias": (out,),
         "glu_gate.bias": (out,),
     }
@@ -144,4 +144,7 @@ def _hearing(section: Section, width: int, parts: Parts) -> tuple[Block, Block]:
         **linears({f"{name}_2": (width, width) for name in ("speech", "vision_speech")}),
         "distances.weight": (buckets, heads),
     }
-    return (held("hearing", parts, other), held("hearing_layer", parts, layer, config.count("num_blocks")))
+    return (
+        unused_weights("hearing", parts, other),
+        unused_weights("hearing_layer", parts, layer, config.count("num_blocks")),
+    )

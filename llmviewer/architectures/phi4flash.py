@@ -46,19 +46,19 @@ class Phi4FlashAttention:
         q = parts.tensor("q_proj", heads.q_width)
         names = ("k_cache", "v_cache")
         if self.own:
-            kept = (parts.kept(name, heads.kv_width, heads.mask) for name in names)
-            projection = parts.linear("qkv_proj", x, q, *kept, bias=True)
+            caches = (parts.kept(name, heads.kv_width, heads.mask) for name in names)
+            projection = parts.linear("qkv_proj", x, q, *caches, bias=True)
             k, v = (parts.cache(name, heads.kv_width, heads.mask) for name in names)
         else:
             projection = parts.linear("q_proj", x, q, bias=True)
             k, v = (borrowed(parts, name, heads.kv_width, heads.mask) for name in names)
-        made = scored(parts, replace(heads, value_dim=two), q, (k,), v)
+        launches = scored(parts, replace(heads, value_dim=two), q, (k,), v)
         weights = {f"lambda_{name}": heads.head_dim for name in ("q1", "k1", "q2", "k2")} | {"subln.weight": two}
         # product, difference, four of an RMSNorm, a factor
         difference = parts.elementwise(
-            "difference", result(made), width=heads.q_width, ops=7, weights=weights, normed=two
+            "difference", result(launches), width=heads.q_width, ops=7, weights=weights, normed=two
         )
-        return (projection, *made, difference, parts.project("o_proj", difference.result, x.width, bias=True))
+        return (projection, *launches, difference, parts.project("o_proj", difference.result, x.width, bias=True))
 
 
 @frozen(kw_only=True)
@@ -110,6 +110,6 @@ def build(config: Section, fmt: Format) -> Graph:
     act = activation(config, "hidden_act", "silu")
     mlp = Mlp(inner=config.integer("intermediate_size"), act=act, gated=True, fused=True)
     kinds = ["mamba", "local"] * (half // 2) + ["mamba", "global"] + ["gated", "cross"] * (half // 2 - 1)
-    made = [Layer(mixer=mixers[kind], feed_forward=mlp, name=kind) for kind in kinds]
-    graph = decoder(config, made, norm=NormKind.LAYER, tied=True).graph(fmt)
+    all_layers = [Layer(mixer=mixers[kind], feed_forward=mlp, name=kind) for kind in kinds]
+    graph = decoder(config, all_layers, norm=NormKind.LAYER, tied=True).graph(fmt)
     return graph.map_blocks(lambda b: replace(b, stream=LOGIT_TOKENS) if b.name in (*_AFTER, "head") else b)

@@ -36,7 +36,7 @@ from .blocks.encoder import leaving, stack
 from .blocks.feed_forward import Mlp
 from .blocks.fields import filled, grouped_heads
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
-from .blocks.tower import beside, held, part
+from .blocks.tower import auxiliary_block, part, unused_weights
 from .idefics import behind_squares
 from .siglip import plain_tower
 
@@ -85,21 +85,21 @@ def build(config: Section, fmt: Format) -> Graph:
     state = project(parts, "state_proj", per_sequence(parts, "state", state_dims), hidden)
     actions = project(parts, "action_in_proj", with_rows(parts.tensor("actions", chunk.dims), rows), hidden)
     time = waves(parts, hidden)
-    both = side_by_side(parts, "action_time", rows, actions.result, time.result, width=2 * hidden)
-    first = project(parts, "action_time_mlp_in", both.result, hidden)
+    joined_tensor = side_by_side(parts, "action_time", rows, actions.result, time.result, width=2 * hidden)
+    first = project(parts, "action_time_mlp_in", joined_tensor.result, hidden)
     act = parts.activate("action_time_act", "silu", first.result)
     second = project(parts, "action_time_mlp_out", act.result, hidden)
     join = side_by_side(parts, "tokens", (count + 1) * SEQUENCES, state.result, second.result)
-    embed = (actions, time, both, first, act, second, replace(join, outputs=(parts.tensor("tokens", hidden),)))
+    embed = (actions, time, joined_tensor, first, act, second, replace(join, outputs=(parts.tensor("tokens", hidden),)))
     attention = ActionAttention(heads=grouped_heads(expert), own=(count + 1) ** 2 - count)
     layer = Layer(mixer=attention, feed_forward=_mlp(expert))
     norm = (parts.norm("final_norm", parts.tensor(HIDDEN, hidden)),)
     first_block, *blocks = chunk.expert(parts, embed, [layer] * layers, norm)
     read = Block(name="state", operators=(state,), input="state", output=state.result.name)
     every = acting_blocks((read, replace(first_block, side_inputs=(read.output,)), *blocks), stream)
-    kept = _unused(parts, expert, vocab=expert.integer("vocab_size"))
+    unused_block = _unused(parts, expert, vocab=expert.integer("vocab_size"))
     steps = config.integer("num_inference_steps", 10)
-    return Graph((*prefix(vlm(fmt)), kept, *every), actions=Actions(count=count, steps=steps))
+    return Graph((*prefix(vlm(fmt)), unused_block, *every), actions=Actions(count=count, steps=steps))
 
 
 @architecture("pi05")
@@ -113,14 +113,14 @@ def build_pi05(config: Section, fmt: Format) -> Graph:
     attention = ActionAttention(heads=grouped_heads(expert), own=chunk.count**2)
     layer = Modulated(mixer=attention, feed_forward=_mlp(expert), condition=hidden, given=(CONDITION,))
     norm = parts.norm("final_norm", parts.tensor(HIDDEN, hidden), kind=NormKind.UNIT)
-    made, numbers = modulation(parts, "final", hidden, 3 * hidden)
+    modulation_ops, numbers = modulation(parts, "final", hidden, 3 * hidden)
     scaled = parts.elementwise("final_modulated", norm.result, replace(numbers, width=2 * hidden), ops=2)
-    first, *blocks = chunk.expert(parts, (actions,), [layer] * layers, (*made, norm, scaled))
+    first, *blocks = chunk.expert(parts, (actions,), [layer] * layers, (*modulation_ops, norm, scaled))
     blocks[-1] = replace(blocks[-1], side_inputs=(CONDITION,))
-    kept = _unused(parts, expert, vocab=_VOCABULARY)
+    unused_block = _unused(parts, expert, vocab=_VOCABULARY)
     steps = config.integer("num_inference_steps", 10)
     every = acting_blocks((first, _condition(parts, hidden), *blocks), stream)
-    return Graph((*prefix(vlm(fmt)), kept, *every), actions=Actions(count=chunk.count, steps=steps))
+    return Graph((*prefix(vlm(fmt)), unused_block, *every), actions=Actions(count=chunk.count, steps=steps))
 
 
 @architecture("pi0_fast")
@@ -157,25 +157,27 @@ def build_smolvla(config: Section, fmt: Format) -> Graph:
     mlp = Mlp(inner=_smol_inner(hidden), act="silu", gated=True)
     both_sides = ActionAttention(heads=heads, own=chunk.count * (chunk.count + 1) // 2)
     prompt_only = ActionAttention(heads=heads, own=0, projected=heads.kv_width)
-    own = Layer(mixer=both_sides, feed_forward=mlp, name="self")
+    self_layer = Layer(mixer=both_sides, feed_forward=mlp, name="self")
     cross = Layer(mixer=prompt_only, feed_forward=mlp, name="cross")
     actions = project(parts, "action_in_proj", parts.tensor("actions", chunk.dims), hidden)
     time = waves(parts, hidden)
-    both = parts.tensor("action_time", 2 * hidden)
-    join = side_by_side(parts, both.name, both.rows, actions.result, time.result, width=both.width)
-    first = project(parts, "action_time_mlp_in", both, hidden)
+    joined_tensor = parts.tensor("action_time", 2 * hidden)
+    join = side_by_side(
+        parts, joined_tensor.name, joined_tensor.rows, actions.result, time.result, width=joined_tensor.width
+    )
+    first = project(parts, "action_time_mlp_in", joined_tensor, hidden)
     act = parts.activate("action_time_act", "silu", first.result)
     embed = (actions, time, join, first, act, project(parts, "action_time_mlp_out", act.result, hidden))
     norm = parts.norm("final_norm", parts.tensor(HIDDEN, hidden))
-    each = [own if not n % every else cross for n in range(layers)]
+    each = [self_layer if not n % every else cross for n in range(layers)]
     blocks = chunk.expert(parts, embed, each, (norm,))
     state = _state(parts, state_dims, width)
     tower = plain_tower(Section(_SMOLVLM_TOWER, config.file))
     before = prefix(behind_squares(tower, _SMOLVLM_SIDE, builder(section)(section, fmt), width, fmt))
-    head = held("head", parts, {"lm_head.weight": (words, width)})
+    head = unused_weights("head", parts, {"lm_head.weight": (words, width)})
     steps = config.integer("num_steps", 10)
     return Graph(
-        (*before, state, beside(head, name="unused"), *acting_blocks(blocks, stream)),
+        (*before, state, auxiliary_block(head, name="unused"), *acting_blocks(blocks, stream)),
         actions=Actions(count=chunk.count, steps=steps),
     )
 
@@ -191,15 +193,18 @@ def _parts_of(config: Section) -> tuple[Callable[[Format], Graph], Section]:
     variant = config.choice("action_expert_variant", _GEMMA, "gemma_300m")
     expert = filled(part(config, "dit_config"), {**_GEMMA[variant], **_HEADS, "vocab_size": _VOCABULARY})
     expert.ignore("model_type")
-    large = config.choice("paligemma_variant", _GEMMA, "gemma_2b")
-    text = {"model_type": "gemma", **_GEMMA[large], **_HEADS, "vocab_size": _VOCABULARY}
+    vlm_variant = config.choice("paligemma_variant", _GEMMA, "gemma_2b")
+    text = {"model_type": "gemma", **_GEMMA[vlm_variant], **_HEADS, "vocab_size": _VOCABULARY}
     sides = config.get("image_resolution") or [_SIGLIP["image_size"]] * 2
     image = {**_SIGLIP, "image_size": sides}
     vlm = part(config, "vlm_config")
-    said = {key: vlm.get(key) or {} for key in ("text_config", "vision_config")}
-    merged = {"text_config": {**text, **said["text_config"]}, "vision_config": {**image, **said["vision_config"]}}
-    whole = filled(vlm, {"model_type": "paligemma"}, instead=merged)
-    return lambda fmt: builder(whole)(whole, fmt), expert
+    sections = {key: vlm.get(key) or {} for key in ("text_config", "vision_config")}
+    merged = {
+        "text_config": {**text, **sections["text_config"]},
+        "vision_config": {**image, **sections["vision_config"]},
+    }
+    vlm_config = filled(vlm, {"model_type": "paligemma"}, instead=merged)
+    return lambda fmt: builder(vlm_config)(vlm_config, fmt), expert
 
 
 def _mlp(config: Section) -> Mlp:
@@ -237,17 +242,19 @@ def _condition(parts: Parts, hidden: int) -> Block:
     """Two linears of the time's waves, with SiLU after each."""
     time = waves(parts, hidden)
     x: Tensor = time.result
-    made: tuple[Operator, ...] = (time,)
+    operators: tuple[Operator, ...] = (time,)
     for name in ("time_mlp_in", "time_mlp_out"):
         linear = project(parts, name, x, hidden)
-        made = (*made, linear, parts.activate(f"{name}_act", "silu", linear.result))
-        x = result(made)
-    return Block(name="condition", operators=leaving(made, CONDITION), input="", output=CONDITION)
+        operators = (*operators, linear, parts.activate(f"{name}_act", "silu", linear.result))
+        x = result(operators)
+    return Block(name="condition", operators=leaving(operators, CONDITION), input="", output=CONDITION)
 
 
 def _unused(parts: Parts, expert: Section, vocab: int) -> Block:
     """A table of words that the expert has and never reads."""
-    return beside(held("table", parts, {"words.weight": (vocab, expert.integer("hidden_size"))}), name="unused")
+    return auxiliary_block(
+        unused_weights("table", parts, {"words.weight": (vocab, expert.integer("hidden_size"))}), name="unused"
+    )
 
 
 def _state(parts: Parts, dims: int, hidden: int) -> Block:

@@ -59,9 +59,9 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("voxtral")
 def build_voxtral(config: Section, fmt: Format) -> Graph:
-    given = config.get("text_config") or {}
-    said = TEXT_CLASSES["VoxtralConfig"] | given if isinstance(given, dict) else given
-    text, width = language(filled(config, instead={"text_config": said}), fmt, "llama")
+    text_config = config.get("text_config") or {}
+    text_fields = TEXT_CLASSES["VoxtralConfig"] | text_config if isinstance(text_config, dict) else text_config
+    text, width = language(filled(config, instead={"text_config": text_fields}), fmt, "llama")
     config.ignore("audio_token_id", "hidden_size")
     section, parts = _sound(config), Parts(format=fmt, norm_kind=NormKind.LAYER)
     count, hidden, wide = (section.integer(k) for k in ("max_source_positions", "d_model", "encoder_ffn_dim"))
@@ -78,8 +78,8 @@ def _sound(config: Section) -> Section:
     """Section of the audio encoder, with the field names of Whisper's config."""
     section = config.section("audio_config") if config.get("audio_config") is not None else config.with_data({})
     section.ignore(*_IGNORED.split(), *_NAMES)
-    said = {new: section.get(old) for old, new in _NAMES.items() if old in section and new not in section}
-    return filled(section, _SOUND, instead=said)
+    renamed_fields = {new: section.get(old) for old, new in _NAMES.items() if old in section and new not in section}
+    return filled(section, _SOUND, instead=renamed_fields)
 
 
 def _encoder(config: Section, fmt: Format) -> tuple[Block, ...]:

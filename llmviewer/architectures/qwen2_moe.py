@@ -36,8 +36,8 @@ def build_qwen2_moe(config: Section, fmt: Format) -> Graph:
     return decoder(config, layers).graph(fmt)
 
 
-def _windowed(config: Section, window: float, **more: Any) -> SelfAttention:
-    return attention(config, grouped_heads(config, window=window), share=1, **more)
+def _windowed(config: Section, window: float, **options: Any) -> SelfAttention:
+    return attention(config, grouped_heads(config, window=window), share=1, **options)
 
 
 def _windows(config: Section) -> list[float]:

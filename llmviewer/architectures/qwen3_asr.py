@@ -53,9 +53,9 @@ def build(config: Section, fmt: Format) -> Graph:
     thinker = config.section("thinker_config") if config.get("thinker_config") is not None else config
     config.ignore(*_IGNORED.split())
     thinker.ignore(*_IGNORED.split())
-    said = thinker.get("text_config") or {}
-    whole = filled(thinker, {"tie_word_embeddings": True}, instead={"text_config": _with_sizes(said)})
-    text, _ = language(whole, fmt, "qwen3")
+    text_config = thinker.get("text_config") or {}
+    filled_config = filled(thinker, {"tie_word_embeddings": True}, instead={"text_config": _with_sizes(text_config)})
+    text, _ = language(filled_config, fmt, "qwen3")
     section = filled(part(thinker, "audio_config"), _ENCODER)
     section.ignore(*_SOUND_IGNORED.split())
     chunk = 2 * section.integer("n_window")
@@ -71,16 +71,16 @@ def build(config: Section, fmt: Format) -> Graph:
     return joined(blocks, project, text, tokens=chunks * each, name="audio")
 
 
-def _with_sizes(said: object) -> object:
-    return {**_TEXT, **said} if isinstance(said, dict) else said
+def _with_sizes(text_config: object) -> object:
+    return {**_TEXT, **text_config} if isinstance(text_config, dict) else text_config
 
 
 def _halved(length: int) -> list[int]:
     """`length` and what is left of it after each convolution with stride 2."""
-    found = [length]
+    lengths = [length]
     for _ in range(_HALVINGS):
-        found.append((found[-1] + 1) // 2)
-    return found
+        lengths.append((lengths[-1] + 1) // 2)
+    return lengths
 
 
 def _encoder(config: Section, parts: Parts, chunks: int, each: int) -> list[Block]:
@@ -90,8 +90,8 @@ def _encoder(config: Section, parts: Parts, chunks: int, each: int) -> list[Bloc
     if reach < chunk:
         raise config.error("n_window_infer", f"must be at least one chunk of {chunk} frames; got {reach}")
     window, tokens = each * (reach // chunk), chunks * each
-    seen = tokens // window * window**2 + (tokens % window) ** 2
-    heads = replace(both_ways(heads_of(config, hidden, "encoder_attention_heads")), mask=Tiled(seen))
+    pairs = tokens // window * window**2 + (tokens % window) ** 2
+    heads = replace(both_ways(heads_of(config, hidden, "encoder_attention_heads")), mask=Tiled(pairs))
     act = activation(config, "activation_function", "gelu")
     layer = Layer(
         mixer=SelfAttention(heads=heads, qkv_bias=True, o_bias=True),
@@ -111,14 +111,14 @@ def _convolved(config: Section, parts: Parts, chunks: int, chunk: int) -> tuple[
     bins, frames = _halved(config.integer("num_mel_bins")), _halved(chunk)
     channels, x = config.integer("downsample_hidden_size"), parts.tensor("mel", 1)
     x = with_rows(x, of_pictures(chunks * bins[0] * frames[0]))
-    made: tuple[Operator, ...] = ()
+    operators: tuple[Operator, ...] = ()
     for place, sizes in enumerate(zip(bins[1:], frames[1:], strict=True), start=1):
         out = with_rows(parts.tensor(f"conv{place}", channels), of_pictures(chunks * prod(sizes)))
         weights = (parts.weight(f"{out.name}.weight", channels, x.width, 9), parts.weight(f"{out.name}.bias", channels))
         conv = Conv2d(name=out.name, inputs=(x,), outputs=(out,), weights=weights)
-        made = (*made, conv, parts.activate(f"{out.name}_act", "gelu", out))
-        x = result(made)
+        operators = (*operators, conv, parts.activate(f"{out.name}_act", "gelu", out))
+        x = result(operators)
     wide = parts.tensor("conv_flatten", channels * bins[-1])
     flatten = Permute(name=wide.name, inputs=(x,), outputs=(wide,))  # channels of a frame's bins come together
     project = parts.project("conv_out", wide, config.integer("d_model"))
-    return (*made, flatten, project, parts.elementwise("position_add", project.result, ops=1))
+    return (*operators, flatten, project, parts.elementwise("position_add", project.result, ops=1))

@@ -15,7 +15,7 @@ from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, Layer, Mixer, Prediction
 from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import attention, grouped_heads, require_false
-from .blocks.moe import at_most
+from .blocks.moe import checked_top_k
 from .blocks.parts import NormKind, activation
 from .blocks.state_space import GatedDeltaNet
 from .qwen_vl import seeing
@@ -78,9 +78,9 @@ def _layer_types(config: Section) -> list[str]:
     interval = config.integer("full_attention_interval", 4)
     if listed is None:
         return ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(layers)]
-    known = {"linear_attention", "full_attention"}
-    if not isinstance(listed, list) or len(listed) != layers or not set(listed) <= known:
-        raise config.error("layer_types", f"must be a list of {layers} kinds among {', '.join(sorted(known))}")
+    known_types = {"linear_attention", "full_attention"}
+    if not isinstance(listed, list) or len(listed) != layers or not set(listed) <= known_types:
+        raise config.error("layer_types", f"must be a list of {layers} kinds among {', '.join(sorted(known_types))}")
     return listed
 
 
@@ -114,7 +114,7 @@ def experts(config: Section) -> Experts | None:
     shared = config.integer("shared_expert_intermediate_size", 512)
     return Experts(
         experts=config.integer("num_experts"),
-        chosen=at_most(config, "num_experts_per_tok", "num_experts", config.integer("num_experts_per_tok")),
+        chosen=checked_top_k(config, "num_experts_per_tok", "num_experts", config.integer("num_experts_per_tok")),
         inner=config.integer("moe_intermediate_size"),
         act=act,
         shared=Mlp(inner=shared, act=act, gated=True),

@@ -58,8 +58,8 @@ class GatedStreams(HyperConnections):
         back = parts.project(f"{name}_hc_back", norm.result, self.streams)
         return (norm, back, *self._gated(parts, f"{name}_hc", norm.result)), back.result
 
-    def merged(self, parts: Parts, name: str, x: Tensor, made: Tensor, back: Tensor) -> Elementwise:
-        plain = super().merged(parts, name, x, made, back)
+    def merged(self, parts: Parts, name: str, x: Tensor, branch: Tensor, back: Tensor) -> Elementwise:
+        plain = super().merged(parts, name, x, branch, back)
         weights = (SIGMOID + 2) * self.streams / x.width
         return replace(plain, ops_per_element=plain.ops_per_element + weights)
 
@@ -70,10 +70,10 @@ class GatedStreams(HyperConnections):
     def _gated(self, parts: Parts, name: str, x: Tensor) -> tuple[Operator, ...]:
         down = parts.project(f"{name}_down", x, self.rank)
         act = parts.activate(f"{name}_act", "silu", down.result)
-        up = parts.project(f"{name}_up", act.result, x.width)
+        up_proj = parts.project(f"{name}_up", act.result, x.width)
         ops = self.streams * (SIGMOID + 2)  # and a product, and a sum or the quotient
-        mean = parts.elementwise(name, x, up.result, width=x.width // self.streams, ops=ops)
-        return (down, act, up, mean)
+        mean = parts.elementwise(name, x, up_proj.result, width=x.width // self.streams, ops=ops)
+        return (down, act, up_proj, mean)
 
 
 def by_stream(parts: Parts, name: str, x: Tensor, streams: int) -> Norm:
@@ -95,10 +95,10 @@ class MeanIndex:
     pools: int
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        seen, width = Compressed(self.pool), self.head_dim
-        heads = Heads(num_heads=self.num_heads, num_kv_heads=1, head_dim=width, mask=seen)
+        mask, width = Compressed(self.pool), self.head_dim
+        heads = Heads(num_heads=self.num_heads, num_kv_heads=1, head_dim=width, mask=mask)
         q, k = parts.tensor("index_q_proj", heads.q_width), parts.tensor("index_k_proj", width)
-        made = parts.linear("index_qk_proj", x, q, k)
+        projection = parts.linear("index_qk_proj", x, q, k)
         norm = parts.norm("index_q_norm", q, shared=self.num_heads)
         query = parts.tensor("index_q_rope", heads.q_width)
         rope = Turn(
@@ -118,9 +118,9 @@ class MeanIndex:
         )
         chosen = Tensor(name="index_choice", width=1, rows=Compressed(self.pool, self.pools).pairs, format=FP32)
         indexer = Indexer(
-            name="indexer", inputs=(query, parts.cache("index_cache", width, seen)), outputs=(chosen,), heads=heads
+            name="indexer", inputs=(query, parts.cache("index_cache", width, mask)), outputs=(chosen,), heads=heads
         )
-        return (made, norm, rope, compress, indexer)
+        return (projection, norm, rope, compress, indexer)
 
 
 @frozen(kw_only=True)
@@ -179,8 +179,8 @@ class LookingUp(Layer):
     ngrams: NGrams
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        made = self.ngrams.operators(parts, x)
-        return (*made, *super().operators(parts, result(made)))
+        launches = self.ngrams.operators(parts, x)
+        return (*launches, *super().operators(parts, result(launches)))
 
 
 @architecture("qwen4_exp")
@@ -210,8 +210,10 @@ def build_text(config: Section, fmt: Format) -> Graph:
 
 def _layer_types(config: Section) -> list[str]:
     every = config.integer("full_attention_interval", 4)
-    said = [_LINEAR if kind == _LINEAR else _INDEXED for kind in listed(config, "layer_types", _KINDS)]
-    return said or [_LINEAR if (index + 1) % every else _INDEXED for index in range(config.count("num_hidden_layers"))]
+    layer_types = [_LINEAR if kind == _LINEAR else _INDEXED for kind in listed(config, "layer_types", _KINDS)]
+    return layer_types or [
+        _LINEAR if (index + 1) % every else _INDEXED for index in range(config.count("num_hidden_layers"))
+    ]
 
 
 def _indexed(config: Section) -> IndexedAttention:
@@ -228,8 +230,8 @@ def _indexed(config: Section) -> IndexedAttention:
         pool=pool,
         pools=budget // pool,
     )
-    seen = TopK(budget + pool // 2)  # of a group that is not full, a query sees half on average
-    return IndexedAttention(attention=replace(plain, heads=replace(plain.heads, mask=seen)), index=index)
+    mask = TopK(budget + pool // 2)  # of a group that is not full, a query sees half on average
+    return IndexedAttention(attention=replace(plain, heads=replace(plain.heads, mask=mask)), index=index)
 
 
 def _looked_up(config: Section, streams: int) -> dict[int, NGrams]:
@@ -237,33 +239,33 @@ def _looked_up(config: Section, streams: int) -> dict[int, NGrams]:
     size = config.integer("ngram_size", 3, least=2)
     heads = (size - 1) * config.integer("heads_per_ngram", 8)
     width = config.integer("ple_embed_dim", config.integer("hidden_size"))
-    whole, layers = config.integer("make_ngram_vocab_size_divisible_by", 128), config.count("num_hidden_layers")
+    multiple, layers = config.integer("make_ngram_vocab_size_divisible_by", 128), config.count("num_hidden_layers")
     numbers = sorted(set(integers(config, "ple_layer_ids")))
     if any(not 1 <= number <= layers for number in numbers):
         raise config.error("ple_layer_ids", f"must be numbers of the {layers} layers, the first of which is 1")
     if width % heads:
         raise config.error("ple_embed_dim", f"must be a multiple of the {heads} tables; got {width}")
     primes = _primes(config.integer("ngram_vocab_size_base", 20_000_000), heads * len(numbers))
-    found = {}
+    ngrams_by_layer = {}
     for index, number in enumerate(numbers):
         tables = primes[index * heads : (index + 1) * heads]
-        found[number - 1] = NGrams(
+        ngrams_by_layer[number - 1] = NGrams(
             tables=tables,
-            rows=ceil(sum(tables) / whole) * whole,
+            rows=ceil(sum(tables) / multiple) * multiple,
             width=width,
             streams=streams,
             taps=config.integer("ple_conv_kernel_size", 4),
             dilation=size,
         )
-    return found
+    return ngrams_by_layer
 
 
-def _primes(least: int, count: int) -> tuple[int, ...]:
+def _primes(lower_bound: int, count: int) -> tuple[int, ...]:
     """The first `count` prime numbers that are at least `least`."""
-    found: list[int] = []
-    number = max(least, 2)
-    while len(found) < count:
+    primes: list[int] = []
+    number = max(lower_bound, 2)
+    while len(primes) < count:
         if all(number % divisor for divisor in range(2, isqrt(number) + 1)):
-            found.append(number)
+            primes.append(number)
         number += 1
-    return tuple(found)
+    return tuple(primes)

@@ -17,7 +17,7 @@ from .blocks.class_defaults import TEXT_CLASSES
 from .blocks.fields import filled
 from .blocks.moe import language_model
 from .blocks.parts import Parts
-from .blocks.tower import Shapes, held, linears, part, vision
+from .blocks.tower import Shapes, linears, part, unused_weights, vision
 from .llama import FAMILIES
 from .qwen_vl import as_qwen2, behind_qwen2_5_tower, seeing
 
@@ -58,7 +58,7 @@ def build_qwen2_5(config: Section, fmt: Format) -> Graph:
         language_model(config), TEXT_CLASSES["Qwen2_5OmniTextConfig"], instead={"tie_word_embeddings": _tied(config)}
     )
     language = as_qwen2(config, text, fmt)
-    seen = behind_qwen2_5_tower(vision(config), language, fmt, fused_qkv=False)
+    vision_graph = behind_qwen2_5_tower(vision(config), language, fmt, fused_qkv=False)
     section, parts = _sound(config), Parts(format=fmt)
     hidden, out, bins = (section.integer(key) for key in ("d_model", "output_dim", "num_mel_bins"))
     around = {
@@ -66,7 +66,7 @@ def build_qwen2_5(config: Section, fmt: Format) -> Graph:
         "audio_bos_eos_token.weight": (2, out),
     }
     layer = {name: shape for name, shape in _layer(section).items() if name != "k_proj.bias"}
-    return _hearing(section, parts, around, layer, seen)
+    return _hearing(section, parts, around, layer, vision_graph)
 
 
 @architecture("qwen3_omni_moe", "qwen3_omni_moe_thinker")
@@ -75,7 +75,7 @@ def build_qwen3(config: Section, fmt: Format) -> Graph:
     config = _thinker(config)
     text = filled(language_model(config), _SPARSE_TEXT, instead={"tie_word_embeddings": _tied(config)})
     vision(config).ignore("apply_vit_abs_pos_embed")
-    seen = seeing(config, FAMILIES["qwen3_moe"].graph(text, fmt), fmt, deep=_DEEP_LAYERS)
+    vision_graph = seeing(config, FAMILIES["qwen3_moe"].graph(text, fmt), fmt, deep=_DEEP_LAYERS)
     section, parts = _sound(config), Parts(format=fmt)
     hidden, out, channels = (section.integer(key) for key in ("d_model", "output_dim", "downsample_hidden_size"))
     left = section.integer("num_mel_bins")
@@ -86,7 +86,7 @@ def build_qwen3(config: Section, fmt: Format) -> Graph:
         "conv_out.weight": (hidden, channels * left),
         **linears({"proj1": (hidden, hidden), "proj2": (out, hidden)}),
     }
-    return _hearing(section, parts, around, _layer(section), seen)
+    return _hearing(section, parts, around, _layer(section), vision_graph)
 
 
 def _thinker(config: Section) -> Section:
@@ -117,11 +117,11 @@ def _layer(section: Section) -> Shapes:
     }
 
 
-def _hearing(section: Section, parts: Parts, around: Shapes, layer: Shapes, seen: Graph) -> Graph:
+def _hearing(section: Section, parts: Parts, around: Shapes, layer: Shapes, vision_graph: Graph) -> Graph:
     """`seen` beside the encoder of sound."""
     norm = {f"final_norm.{of}": (section.integer("d_model"),) for of in ("weight", "bias")}
     blocks = (
-        held("hearing", parts, {**around, **norm}),
-        held("hearing_layer", parts, layer, section.count("encoder_layers")),
+        unused_weights("hearing", parts, {**around, **norm}),
+        unused_weights("hearing_layer", parts, layer, section.count("encoder_layers")),
     )
-    return Graph((*blocks, *seen.blocks))
+    return Graph((*blocks, *vision_graph.blocks))

@@ -149,8 +149,8 @@ def seeing(config: Section, language: Graph, fmt: Format, *, deep: Sequence[int]
     blocks = tower.blocks(fmt, tower.stream)
     left = blocks[-1].output
     after = merger(parts, tower, merged, out, norm=NormKind.LAYER, norm_after=True, left=left)
-    made = [feature_block(f"deepstack_{place}", after, tokens, given=left) for place in range(len(deep))]
-    return joined(blocks, merge, language, tokens=tokens, deep=made)
+    feature_blocks = [feature_block(f"deepstack_{place}", after, tokens, side_input=left) for place in range(len(deep))]
+    return joined(blocks, merge, language, tokens=tokens, deep=feature_blocks)
 
 
 def _qwen2(config: Section, fmt: Format) -> Graph:
@@ -166,7 +166,7 @@ def as_qwen2(config: Section, text: Section, fmt: Format) -> Graph:
     return FAMILIES["qwen2"].graph(filled(text, instead={"tie_word_embeddings": tied}), fmt)
 
 
-def _seen(section: Section, patch: int, *, unit: int) -> PatchGrid:
+def _patch_grid(section: Section, patch: int, *, unit: int) -> PatchGrid:
     """The picture, whose sides are multiples of `unit` pixels where the config does not say them."""
     section.ignore("spatial_patch_size", "in_chans", "tokens_per_second")
     return picture(
@@ -184,7 +184,7 @@ def _qwen2_tower(section: Section) -> Tower:
     inner = int(hidden * section.number("mlp_ratio", 4))
     mlp = Mlp(inner=inner, act=tower_activation(section, "quick_gelu"), bias=True)
     return Tower(
-        picture=_seen(section, 14, unit=28),
+        picture=_patch_grid(section, 14, unit=28),
         hidden=hidden,
         layers=[_layer(section, hidden, mlp)] * section.count("depth", 32),
     )
@@ -197,29 +197,29 @@ def _qwen2_5_tower(section: Section, *, fused_qkv: bool) -> Tower:
         inner=section.integer("intermediate_size", 3420), act=tower_activation(section, "silu"), gated=True, bias=True
     )
     window, (patch, _) = section.integer("window_size", 112), (section.integer("patch_size", 14), 0)
-    seen = _seen(section, patch, unit=window)
+    grid = _patch_grid(section, patch, unit=window)
     merge = section.integer("spatial_merge_size", 2)
-    local = Tiled(within(seen, window // merge // patch * merge))
+    local = Tiled(within(grid, window // merge // patch * merge))
     full = integers(section, "fullatt_block_indexes") if "fullatt_block_indexes" in section else _WHOLE_LAYERS
     kinds = {
         True: _layer(section, hidden, mlp, name="global", fused_qkv=fused_qkv),
         False: _layer(section, hidden, mlp, mask=local, name="local", fused_qkv=fused_qkv),
     }
     return Tower(
-        picture=seen,
+        picture=grid,
         hidden=hidden,
         norm=NormKind.RMS,
         layers=[kinds[place in full] for place in range(section.count("depth", 32))],
     )
 
 
-def within(seen: PatchGrid, side: int) -> int:
+def within(grid: PatchGrid, side: int) -> int:
     """(patch, patch) pairs that share a window of `side` x `side` patches; the last of a row or column may be less."""
 
     def squares(length: int) -> int:
         return length // side * side**2 + (length % side) ** 2
 
-    return squares(seen.height) * squares(seen.width)
+    return squares(grid.height) * squares(grid.width)
 
 
 def _qwen3_tower(section: Section) -> Tower:
@@ -231,7 +231,7 @@ def _qwen3_tower(section: Section) -> Tower:
         bias=True,
     )
     return Tower(
-        picture=_seen(section, 16, unit=32),
+        picture=_patch_grid(section, 16, unit=32),
         hidden=hidden,
         patch_bias=True,
         positions=section.integer("num_position_embeddings", 2304),

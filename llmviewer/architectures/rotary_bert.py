@@ -44,8 +44,8 @@ class BiasedDown(Mlp):
     """An MLP of whose projections only the last has a bias."""
 
     def operators(self, parts: Parts, x: Tensor, prefix: str = "", act_name: str = "mlp_act") -> tuple[Operator, ...]:
-        *made, down = super().operators(parts, x, prefix, act_name)
-        return (*made, replace(down, weights=(*down.weights, parts.weight(f"{down.name}.bias", x.width))))
+        *launches, down = super().operators(parts, x, prefix, act_name)
+        return (*launches, replace(down, weights=(*down.weights, parts.weight(f"{down.name}.bias", x.width))))
 
 
 @architecture("nomic_bert")
@@ -123,7 +123,7 @@ def build_eurobert(config: Section, fmt: Format) -> Graph:
         tied=config.flag("tie_word_embeddings", default=False),
     )
     pooled = config.choice("classifier_pooling", ("late", "bos", "mean"), "late") != "late"
-    made = {
+    task_heads = {
         "words": (words,),
         "sequence": (Head(first=pooled, dense=hidden, act="gelu", classes=labels),),
         "token": (Head(classes=labels),),
@@ -137,7 +137,7 @@ def build_eurobert(config: Section, fmt: Format) -> Graph:
         layers=[Layer(mixer=mixer, feed_forward=gated_mlp(config))] * config.count("num_hidden_layers"),
         norm=NormKind.RMS,
         final_norm=True,
-        heads=made[task(config, kinds, "Model")],
+        heads=task_heads[task(config, kinds, "Model")],
     ).graph(fmt)
 
 

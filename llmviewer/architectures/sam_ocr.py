@@ -36,11 +36,11 @@ from .blocks.moe import (
 from .blocks.parts import HIDDEN, Parts, result, with_rows
 from .blocks.sam import neck, sam_tower
 from .blocks.tiles import closest_grid, picture_size
-from .blocks.tower import Tower, feature_block, joined, language, of_pictures, part, seen_again, vision
+from .blocks.tower import Tower, feature_block, joined, language, of_pictures, part, repeated_tower, vision
 
-_WHOLE, _TILE = 1024, 768  # pixels to a side of what is read, by the processor's defaults
-_QUERIES: Final = {_WHOLE: 256, _TILE: 144}
-_LEAST, _MOST = 2, 6  # tiles, likewise
+_OVERVIEW_SIDE, _TILE = 1024, 768  # pixels to a side of what is read, by the processor's defaults
+_QUERIES: Final = {_OVERVIEW_SIDE: 256, _TILE: 144}
+_MIN_TILES, _MAX_TILES = 2, 6  # tiles, likewise
 
 
 @architecture("deepseek_ocr2_text")
@@ -61,24 +61,24 @@ def build(config: Section, fmt: Format) -> Graph:
         return language
     section, size = config.section("vision_config"), picture_size(config)
     section.ignore("model_type")
-    rows, columns = closest_grid(size, (_TILE, _TILE), least=_LEAST, most=_MOST)
+    rows, columns = closest_grid(size, (_TILE, _TILE), least=_MIN_TILES, most=_MAX_TILES)
     tiles = rows * columns if max(size) > _TILE else 0
-    blocks, project = _seen(section, fmt, _WHOLE, width)
+    blocks, project = _vision_part(section, fmt, _OVERVIEW_SIDE, width)
     before: tuple[Block, ...] = ()
     features = [result(project)]
     if tiles:
-        read, made = _seen(section, fmt, _TILE, width, tiles=tiles)
-        before = seen_again((*read, feature_block("projector", made, tiles * _QUERIES[_TILE])), "tiles")
-        features.insert(0, replace(result(made), name=before[-1].output))
-    tokens, parts = tiles * _QUERIES[_TILE] + _QUERIES[_WHOLE] + 1, Parts(format=fmt)
+        read, projector = _vision_part(section, fmt, _TILE, width, tiles=tiles)
+        before = repeated_tower((*read, feature_block("projector", projector, tiles * _QUERIES[_TILE])), "tiles")
+        features.insert(0, replace(result(projector), name=before[-1].output))
+    tokens, parts = tiles * _QUERIES[_TILE] + _QUERIES[_OVERVIEW_SIDE] + 1, Parts(format=fmt)
     packed = with_rows(parts.tensor("pack", width), of_pictures(tokens))
     separator = (parts.weight("separator", width),)
     pack = Permute(name=packed.name, inputs=tuple(features), outputs=(packed,), weights=separator)
-    given = tuple(block.output for block in before[-1:])
-    return joined((*before, *blocks), (*project, pack), language, tokens=tokens, given=given)
+    side_inputs = tuple(block.output for block in before[-1:])
+    return joined((*before, *blocks), (*project, pack), language, tokens=tokens, side_inputs=side_inputs)
 
 
-def _seen(
+def _vision_part(
     section: Section, fmt: Format, side: int, width: int, *, tiles: int = 1
 ) -> tuple[tuple[Block, ...], tuple[Operator, ...]]:
     """What reads squares of `side` pixels, or tiles of them, and what brings its queries to the width of text."""
@@ -95,9 +95,9 @@ def _seen(
         Block(name="queries", operators=joins, input=HIDDEN, output=result(joins).name, stream=stream),
         *stack(parts, _layers(encoder, patches, queries), hidden, stream=stream),
     )
-    every, own = of_pictures(patches + queries, tiles), of_pictures(queries, tiles)
+    every, query_rows = of_pictures(patches + queries, tiles), of_pictures(queries, tiles)
     norm = parts.norm("encoder_norm", with_rows(parts.tensor(HIDDEN, hidden), every))
-    x, out = with_rows(norm.result, own), with_rows(parts.tensor("linear", width), own)
+    x, out = with_rows(norm.result, query_rows), with_rows(parts.tensor("linear", width), query_rows)
     return blocks, (norm, parts.linear("linear", x, out, bias=True))
 
 
@@ -130,11 +130,13 @@ def _layers(config: Section, patches: int, queries: int) -> list[Layer]:
 @architecture("got_ocr2", "pp_chart2table")
 def build_got(config: Section, fmt: Format) -> Graph:
     """GOT-OCR 2.0: before a Qwen2; filters make a token of 4 x 4 patches (arXiv:2409.01704)."""
-    given = language_model(config) if config.get("text_config") is not None else Section({}, config.file)
-    whole = filled(
-        config, {"tie_word_embeddings": True}, instead={"text_config": TEXT_CLASSES["GotOcr2Config"] | {**given.data}}
+    text_config = language_model(config) if config.get("text_config") is not None else Section({}, config.file)
+    filled_config = filled(
+        config,
+        {"tie_word_embeddings": True},
+        instead={"text_config": TEXT_CLASSES["GotOcr2Config"] | {**text_config.data}},
     )
-    text, width = language(whole, fmt, "qwen2")
+    text, width = language(filled_config, fmt, "qwen2")
     config.ignore("image_seq_length")
     if config.get("vision_config") is None:
         return text

@@ -22,7 +22,7 @@ from .blocks.encoder import Encoder, both_ways, holding
 from .blocks.feed_forward import Mlp
 from .blocks.fields import filled
 from .blocks.parts import HIDDEN, Parts, heads_of, result, with_rows
-from .blocks.tower import Tower, beside, layer, picture, tower_activation, vision, vit
+from .blocks.tower import Tower, auxiliary_block, layer, picture, tower_activation, vision, vit
 
 _ACT: Final = "gelu_pytorch_tanh"
 _IGNORED: Final = ("initializer_factor", "projection_dim")
@@ -49,7 +49,7 @@ def build(config: Section, fmt: Format) -> Graph:
     ]
     *texts, head = _texts(text, fmt)
     scaled = holding(head.operators[0], tower.parts(fmt), {"logit_scale": (1,), "logit_bias": (1,)})
-    return Graph((*(beside(b, active=1) for b in pictures), *texts, replace(head, operators=(scaled,))))
+    return Graph((*(auxiliary_block(b, active=1) for b in pictures), *texts, replace(head, operators=(scaled,))))
 
 
 @architecture("siglip_vision_model")
@@ -83,8 +83,8 @@ def without_head(config: Section) -> None:
 def plain_tower(config: Section, *, multiple: int = 1) -> Tower:
     """Without the head that pools; `multiple` patches to a side are merged after it."""
     config = filled(config, TOWERS["SiglipVisionConfig"])
-    seen = picture(config, multiple=multiple)
-    return vit(config, seen, _ACT, patch_bias=True, positions=seen.patches, post_norm=True)
+    grid = picture(config, multiple=multiple)
+    return vit(config, grid, _ACT, patch_bias=True, positions=grid.patches, post_norm=True)
 
 
 def _mlp(config: Section) -> Mlp:
@@ -110,8 +110,8 @@ def pooled_head(config: Section, tower: Tower, fmt: Format) -> list[Block]:
     norm = parts.norm("mlp_norm", o_proj.result)
     mlp = tuple(op.with_tensors(lambda t: with_rows(t, one)) for op in _mlp(config).operators(parts, norm.result))
     add = parts.add("mlp_add", o_proj.result, result(mlp)).with_tensors(lambda t: with_rows(t, one))
-    made: tuple[Operator, ...] = (probe, queries, kv, *attended, o_proj, norm, *mlp, add)
-    return [Block(name="head", operators=made, input=HIDDEN, output=add.result.name)]
+    operators: tuple[Operator, ...] = (probe, queries, kv, *attended, o_proj, norm, *mlp, add)
+    return [Block(name="head", operators=operators, input=HIDDEN, output=add.result.name)]
 
 
 def _texts(config: Section, fmt: Format) -> list[Block]:

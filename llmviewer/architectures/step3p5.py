@@ -45,8 +45,8 @@ def build(config: Section, fmt: Format) -> Graph:
         require_true(config, key, "no published model of this architecture goes without")
     require_false(config, "sink", "sinks of this attention are not known")
     config.choice("att_impl_type", ("GQA",), "GQA")
-    layers, further = config.count("num_hidden_layers"), config.count("num_nextn_predict_layers", 0, least=0)
-    types, sparse = _types(config, layers, further), _sparse(config, layers, further)
+    layers, prediction_layers = config.count("num_hidden_layers"), config.count("num_nextn_predict_layers", 0, least=0)
+    types, sparse = _types(config, layers, prediction_layers), _sparse(config, layers, prediction_layers)
     mixers = {kind == _SLIDING: _attention(config, kind, types) for kind in types}
     networks: dict[bool, FeedForward] = {True: _experts(config)}
     if not all(sparse):
@@ -56,40 +56,45 @@ def build(config: Section, fmt: Format) -> Graph:
     return decoder(config, every[:layers], prediction=Prediction.each(every[layers:])).graph(fmt)
 
 
-def _listed(config: Section, key: str, known: tuple[str, str], layers: int, further: int) -> tuple[str, ...]:
+def _listed(
+    config: Section, key: str, known_kinds: tuple[str, str], layers: int, prediction_layers: int
+) -> tuple[str, ...]:
     """The kind of each layer and of the `further` layers of multi-token prediction, which a list of their own may have
     instead; else they are of the last kind in `known`.
     """
-    kinds, own = config.texts(key), config.texts(f"mtp_{key}")
+    kinds, prediction_kinds = config.texts(key), config.texts(f"mtp_{key}")
     if len(kinds) == layers:
-        kinds = (*kinds, *(own or known[-1:] * further))
-    if len(kinds) != layers + further:
+        kinds = (*kinds, *(prediction_kinds or known_kinds[-1:] * prediction_layers))
+    if len(kinds) != layers + prediction_layers:
         raise config.error(key, f"must have an entry for each of the {layers} layers; got {len(kinds)}")
-    if not set(kinds) <= set(known):
-        raise config.error(key, f"must be made of {' and '.join(known)}")
+    if not set(kinds) <= set(known_kinds):
+        raise config.error(key, f"must be made of {' and '.join(known_kinds)}")
     return kinds
 
 
-def _types(config: Section, layers: int, further: int) -> tuple[str, ...]:
+def _types(config: Section, layers: int, prediction_layers: int) -> tuple[str, ...]:
     if config.get("layer_types") is None:
-        return (_FULL,) * (layers + further)
-    return _listed(config, "layer_types", (_FULL, _SLIDING), layers, further)
+        return (_FULL,) * (layers + prediction_layers)
+    return _listed(config, "layer_types", (_FULL, _SLIDING), layers, prediction_layers)
 
 
-def _sparse(config: Section, layers: int, further: int) -> list[bool]:
+def _sparse(config: Section, layers: int, prediction_layers: int) -> list[bool]:
     """Whether each layer has experts: as listed, those that moe_layers_enum numbers, or all but the first."""
     if config.get("mlp_layer_types") is not None:
         config.ignore("moe_layers_enum")
-        return [kind == "sparse" for kind in _listed(config, "mlp_layer_types", ("sparse", "dense"), layers, further)]
+        return [
+            kind == "sparse"
+            for kind in _listed(config, "mlp_layer_types", ("sparse", "dense"), layers, prediction_layers)
+        ]
     numbers = config.get("moe_layers_enum")
     if numbers is None:
         first = config.integer("first_k_dense_replace", _FIRST, least=0)
-        return [first <= index < layers for index in range(layers + further)]
+        return [first <= index < layers for index in range(layers + prediction_layers)]
     items = numbers.split(",") if isinstance(numbers, str) else numbers if isinstance(numbers, list) else [""]
     if not all(str(item).strip().isdigit() for item in items):
         raise config.error("moe_layers_enum", f"must be numbers of layers; got {numbers!r}")
     chosen = {int(item) for item in items}
-    return [index in chosen for index in range(layers + further)]
+    return [index in chosen for index in range(layers + prediction_layers)]
 
 
 def _attention(config: Section, kind: str, types: tuple[str, ...]) -> SelfAttention:

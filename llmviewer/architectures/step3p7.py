@@ -26,8 +26,8 @@ from .blocks.tower import (
     joined,
     of_pictures,
     patches_of,
+    repeated_tower,
     scaled_layer,
-    seen_again,
     tied_of,
     vision,
     vit,
@@ -43,7 +43,7 @@ _INTERPOLATION: Final = 8  # OPs to weigh and add four positions, and to add the
 _TILE: Final = 504  # pixels to a side of a tile
 _MOST_PIXELS: Final = 3024  # to a side of a picture
 _THIN: Final = 32  # pixels to a side of a picture that becomes a square if it is also
-_LONG: Final = 4  # times as long as that
+_LENGTH_FACTOR: Final = 4  # times as long as that
 _OBLONG: Final = 1.5  # times as long as wide, from which a picture that a square holds has tiles
 _REST: Final = 0.2  # of a tile, from which what is left of a picture makes one more
 
@@ -63,19 +63,26 @@ def build(config: Section, fmt: Format) -> Graph:
     bias = config.flag("projector_bias", default=False)
     width, patch = text.integer("hidden_size"), section.integer("patch_size")
     side = section.integer("image_size") // patch
-    blocks, project, tokens = _seen(section, fmt, side, width, bias=bias)
+    blocks, project, tokens = _tower_blocks(section, fmt, side, width, bias=bias)
     rows, columns = _tiles(picture_size(config), side * patch)
     if not rows * columns:
         return joined(blocks, project, graph, tokens=tokens)
-    tile_blocks, tile_project, tile_tokens = _seen(section, fmt, _TILE // patch, width, bias=bias, tiles=rows * columns)
+    tile_blocks, tile_project, tile_tokens = _tower_blocks(
+        section, fmt, _TILE // patch, width, bias=bias, tiles=rows * columns
+    )
     of_tiles = rows * columns * tile_tokens
-    again = seen_again((*tile_blocks, feature_block("projector", tile_project, of_tiles)), "tiles")
+    tile_copies = repeated_tower((*tile_blocks, feature_block("projector", tile_project, of_tiles)), "tiles")
     parts = Parts(format=fmt)
     packed = with_rows(parts.tensor("pack", width), of_pictures(tokens + of_tiles))
-    tiles = with_rows(parts.tensor(again[-1].output, width), of_pictures(of_tiles))
+    tiles = with_rows(parts.tensor(tile_copies[-1].output, width), of_pictures(of_tiles))
     pack = Permute(name=packed.name, inputs=(tiles, result(project)), outputs=(packed,))
     return joined(
-        (*again, *blocks), (*project, pack), graph, tokens=tokens + of_tiles, projected=tokens, given=(tiles.name,)
+        (*tile_copies, *blocks),
+        (*project, pack),
+        graph,
+        tokens=tokens + of_tiles,
+        projected=tokens,
+        side_inputs=(tiles.name,),
     )
 
 
@@ -84,7 +91,7 @@ def _renamed(section: Section) -> Section:
     return section.with_data({_NAMES.get(key, key): value for key, value in section.data.items()})
 
 
-def _seen(
+def _tower_blocks(
     section: Section, fmt: Format, side: int, width: int, *, bias: bool, tiles: int = 1
 ) -> tuple[tuple[Block, ...], tuple[Operator, ...], int]:
     """The tower over squares of `side` patches, two filters that each leave every second row and column and double the
@@ -104,7 +111,7 @@ def _seen(
         tiles=tiles,
     )
     tower = replace(plain, layers=[scaled_layer(layer) for layer in plain.layers])
-    parts, made = tower.parts(fmt), tuple[Operator, ...]()
+    parts, operators = tower.parts(fmt), tuple[Operator, ...]()
     x = patches_of(tower, parts)
     for index in (1, 2):
         side = ceil(side / 2)
@@ -114,15 +121,15 @@ def _seen(
             parts.weight(f"downsample_{index}.bias", out),
         )
         left = with_rows(parts.tensor(f"downsample_{index}", out), rows)
-        made = (*made, Conv2d(name=left.name, inputs=(with_rows(x, rows),), outputs=(left,), weights=weights))
+        operators = (*operators, Conv2d(name=left.name, inputs=(with_rows(x, rows),), outputs=(left,), weights=weights))
         x = left
     project = parts.linear("linear_1", x, with_rows(parts.tensor("linear_1", width), x.rows), bias=bias)
-    return tower.blocks(fmt, tower.stream), (*made, project), side**2
+    return tower.blocks(fmt, tower.stream), (*operators, project), side**2
 
 
 def _tiles(size: tuple[int, int], side: int) -> tuple[int, int]:
     """Rows and columns of tiles of a picture, by the class's processor; 0 of one that a square of `side` holds."""
-    if min(size) < _THIN and max(size) > _LONG * min(size):
+    if min(size) < _THIN and max(size) > _LENGTH_FACTOR * min(size):
         size = (max(size), max(size))
     if max(size) > _MOST_PIXELS:
         height, width = (int(length * _MOST_PIXELS / max(size)) for length in size)
@@ -131,7 +138,7 @@ def _tiles(size: tuple[int, int], side: int) -> tuple[int, int]:
     if longer <= side:
         window = shorter if longer > _OBLONG * shorter else 0
     else:
-        window = min(shorter, _TILE) if longer > _LONG * shorter else _TILE
+        window = min(shorter, _TILE) if longer > _LENGTH_FACTOR * shorter else _TILE
     if not window:
         return 0, 0
     rows, columns = (max(1, n // window + (n % window > _REST * window)) if n >= window else 1 for n in size)

@@ -53,8 +53,8 @@ class RelativeAttention:
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         heads = self.attention.heads.num_heads
         table = parts.weight(TABLE, self.buckets, heads, tied=not self.own)
-        made = self.attention.operators(parts, x)
-        return tuple(replace(op, weights=(table,)) if isinstance(op, Softmax) else op for op in made)
+        launches = self.attention.operators(parts, x)
+        return tuple(replace(op, weights=(table,)) if isinstance(op, Softmax) else op for op in launches)
 
 
 @architecture("t5")
@@ -128,10 +128,10 @@ def _built(
         head_dim=config.integer("d_kv", 64),
     )
     buckets = config.integer("relative_attention_num_buckets", 32)
-    held: dict[str, tuple[int, ...]] = {} if tables else {TABLE: (buckets, heads.num_heads)}
+    bias_tables: dict[str, tuple[int, ...]] = {} if tables else {TABLE: (buckets, heads.num_heads)}
     ahead, behind = (
-        RelativeAttention(attention=SelfAttention(heads=own, alibi=True), buckets=buckets, own=tables)
-        for own in (both_ways(heads), heads)
+        RelativeAttention(attention=SelfAttention(heads=side_heads, alibi=True), buckets=buckets, own=tables)
+        for side_heads in (both_ways(heads), heads)
     )
     encoder = Encoder(
         vocab=vocab,
@@ -141,7 +141,7 @@ def _built(
         ],
         norm=NormKind.RMS,
         final_norm=True,
-        held=held,
+        held=bias_tables,
         heads=(Head(classes=labels_of(config)),) if kind == "tokens" else (),
     )
     if kind != "pair":
@@ -160,7 +160,7 @@ def _built(
         norm=NormKind.RMS,
         tied=config.flag("tie_word_embeddings", default=tied) and not own_head,
     )
-    return pair(encoder, decoder, fmt, held=held)
+    return pair(encoder, decoder, fmt, held=bias_tables)
 
 
 def _kind(network: FeedForward, among: Sequence[FeedForward]) -> str:
@@ -176,6 +176,6 @@ def _decoders(config: Section) -> int:
 
 def _mlp(config: Section, default: str = "relu") -> Mlp:
     """The feed-forward network that a word such as "relu" or "gated-gelu" describes, whose gelu is the one by tanh."""
-    known = {**_ACTIVATIONS, **{f"gated-{name}": act for name, act in _ACTIVATIONS.items()}, "gated-gelu": "gelu_tanh"}
-    said = config.choice("feed_forward_proj", known, default)
-    return Mlp(inner=config.integer("d_ff"), act=known[said], gated=said.startswith("gated-"))
+    acts = {**_ACTIVATIONS, **{f"gated-{name}": act for name, act in _ACTIVATIONS.items()}, "gated-gelu": "gelu_tanh"}
+    act_text = config.choice("feed_forward_proj", acts, default)
+    return Mlp(inner=config.integer("d_ff"), act=acts[act_text], gated=act_text.startswith("gated-"))

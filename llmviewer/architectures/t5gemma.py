@@ -64,9 +64,9 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _side(config: Section, key: str) -> Section:
-    given = config.section(key) if config.get(key) is not None else Section({}, config.file, f"{key}.")
-    given.ignore(*_SIDE_IGNORED.split())
-    return filled(given, TEXT_CLASSES["T5GemmaModuleConfig"])
+    section = config.section(key) if config.get(key) is not None else Section({}, config.file, f"{key}.")
+    section.ignore(*_SIDE_IGNORED.split())
+    return filled(section, TEXT_CLASSES["T5GemmaModuleConfig"])
 
 
 def _mixers(side: Section, name: str) -> Sequence[tuple[str, SelfAttention]]:
@@ -74,7 +74,7 @@ def _mixers(side: Section, name: str) -> Sequence[tuple[str, SelfAttention]]:
     heads, window = grouped_heads(side), sliding_window(side, _WINDOW)
 
     def mixer(*, slides: bool) -> SelfAttention:
-        return attention(side, _seen(heads, window if slides else inf, ahead=name == "encoder"))
+        return attention(side, _masked_heads(heads, window if slides else inf, ahead=name == "encoder"))
 
     return [
         (f"{name}_{'local' if slides else 'global'}", mixer(slides=slides))
@@ -82,7 +82,7 @@ def _mixers(side: Section, name: str) -> Sequence[tuple[str, SelfAttention]]:
     ]
 
 
-def _seen(heads: Heads, window: float, *, ahead: bool) -> Heads:
+def _masked_heads(heads: Heads, window: float, *, ahead: bool) -> Heads:
     return both_ways(heads, None if window == inf else window) if ahead else replace(heads, mask=Causal(window))
 
 

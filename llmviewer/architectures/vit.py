@@ -18,7 +18,7 @@ from .blocks.encoder import Head, both_ways, holding, task
 from .blocks.feed_forward import Mlp
 from .blocks.fields import labels_of
 from .blocks.parts import heads_of
-from .blocks.tower import Tower, alone, picture, scaled_layer, tower_activation
+from .blocks.tower import Tower, picture, scaled_layer, tower_activation, tower_graph
 
 _TASKS: Final = {"ForImageClassification": "classes", "Model": "bare"}
 _IGNORED: Final = """
@@ -35,7 +35,7 @@ def build(config: Section, fmt: Format) -> Graph:
     width = config.integer("pooler_output_size", tower.hidden)
     pooler = Head(first=True, dense=width, act=config.choice("pooler_act", ("tanh",), "tanh"))
     head = Head(first=True, classes=labels_of(config)) if task(config, _TASKS, "Model") == "classes" else pooler
-    return alone(tower, fmt, head)
+    return tower_graph(tower, fmt, head)
 
 
 @architecture("dinov2")
@@ -48,13 +48,13 @@ def build_dinov2(config: Section, fmt: Format) -> Graph:
         config, image=224, patch=14, inner=config.integer("mlp_ratio", 4) * config.integer("hidden_size", 768)
     )
     layers = [scaled_layer(layer) for layer in tower.layers]
-    graph = alone(replace(tower, layers=layers), fmt)
+    graph = tower_graph(replace(tower, layers=layers), fmt)
     if not config.flag("use_mask_token", default=True):
         return graph
     first, *rest = graph.blocks
     patch, *others = first.operators
-    held = holding(patch, tower.parts(fmt), {"mask_token.weight": (1, tower.hidden)})
-    return Graph((replace(first, operators=(held, *others)), *rest))
+    masked_patch = holding(patch, tower.parts(fmt), {"mask_token.weight": (1, tower.hidden)})
+    return Graph((replace(first, operators=(masked_patch, *others)), *rest))
 
 
 def _tower(config: Section, *, image: int, patch: int, inner: int = 3072) -> Tower:
@@ -63,14 +63,14 @@ def _tower(config: Section, *, image: int, patch: int, inner: int = 3072) -> Tow
     mlp = Mlp(inner=config.integer("intermediate_size", inner), act=tower_activation(config, "gelu"), bias=True)
     heads = both_ways(heads_of(config, hidden, "num_attention_heads"))
     bias = config.flag("qkv_bias", default=True)
-    seen = picture(config, image=image, patch=patch)
+    grid = picture(config, image=image, patch=patch)
     return Tower(
-        picture=seen,
+        picture=grid,
         hidden=hidden,
         layers=[Layer(mixer=SelfAttention(heads=heads, qkv_bias=bias, o_bias=True), feed_forward=mlp)]
         * config.count("num_hidden_layers", 12),
         patch_bias=True,
         learned=1,
-        positions=seen.patches + 1,
+        positions=grid.patches + 1,
         post_norm=True,
     )

@@ -43,8 +43,8 @@ class KeysWithoutBias:
     attention: SelfAttention
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        made = self.attention.operators(parts, x)
-        return tuple(replace(op, weights=op.weights[:1]) if op.name == "k_proj" else op for op in made)
+        launches = self.attention.operators(parts, x)
+        return tuple(replace(op, weights=op.weights[:1]) if op.name == "k_proj" else op for op in launches)
 
 
 @architecture("whisper")
@@ -53,10 +53,10 @@ def build(config: Section, fmt: Format) -> Graph:
     config.ignore(*_IGNORED.split())
     vocab, hidden = config.integer("vocab_size"), config.integer("d_model")
     act = activation(config, "activation_function", "gelu")
-    own, other = (heads_of(config, hidden, f"{side}_attention_heads") for side in ("encoder", "decoder"))
+    encoder_heads, other = (heads_of(config, hidden, f"{side}_attention_heads") for side in ("encoder", "decoder"))
     ahead, behind = (
         KeysWithoutBias(attention=SelfAttention(heads=heads, qkv_bias=True, o_bias=True))
-        for heads in (both_ways(own), other)
+        for heads in (both_ways(encoder_heads), other)
     )
     cross = CrossAttention(heads=other, q_bias=True, v_bias=True, o_bias=True)
     reading, writing = (

@@ -77,7 +77,7 @@ def build_flint(config: Section, fmt: Format) -> Graph:
 def _flint_layer_types(layers: int) -> list[str]:
     """Kinds of layers by default: full attention in the first two, every fourth and the last."""
     full = (index < 2 or index % 4 == 1 or index == layers - 1 for index in range(layers))
-    return ["full_attention" if whole else "sliding_attention" for whole in full]
+    return ["full_attention" if is_full else "sliding_attention" for is_full in full]
 
 
 @architecture("kolibri1")

@@ -24,7 +24,7 @@ from . import architecture
 from .blocks.attention import scored
 from .blocks.decoder import Decoder, Layer, Mixer
 from .blocks.feed_forward import Mlp
-from .blocks.parts import Parts, activation, again, result
+from .blocks.parts import Parts, activation, result, reused_weight
 from .blocks.state_space import SILU, Mamba, Mamba2
 
 _MAMBA = ("mamba", "linear_attention")
@@ -65,21 +65,21 @@ class SharedBlock:
         mlp = self._mlp(parts, mlp_norm.result)
         shared = (concat, norm, *attention, mlp_norm, *mlp)
         if self.reused:
-            shared = tuple(op if "adapter" in op.name else op.with_weights(again) for op in shared)
+            shared = tuple(op if "adapter" in op.name else op.with_weights(reused_weight) for op in shared)
         return (*shared, parts.project("linear", result(shared), x.width))
 
     def _attention(self, parts: Parts, x: Tensor, width: int) -> tuple[Operator, ...]:
         heads = self.heads
         q, v = parts.tensor("q", heads.q_width), parts.cached("v_cache", heads.kv_width)
         k = parts.tensor("k", heads.kv_width) if self.rotated else parts.cached("k_cache", heads.kv_width)
-        made = [op for name, out in (("q", q), ("k", k), ("v", v)) for op in self._projected(parts, name, x, out)]
+        operators = [op for name, out in (("q", q), ("k", k), ("v", v)) for op in self._projected(parts, name, x, out)]
         if self.rotated:
             outputs = (parts.tensor("q_rope", heads.q_width), parts.cached("k_cache", heads.kv_width))
-            made.append(Rope(name="rope", inputs=(q, k), outputs=outputs, heads=heads, rotary_dim=heads.head_dim))
+            operators.append(Rope(name="rope", inputs=(q, k), outputs=outputs, heads=heads, rotary_dim=heads.head_dim))
             q = outputs[0]
         key, value = (parts.cache(name, heads.kv_width, heads.mask) for name in ("k_cache", "v_cache"))
         attended = scored(parts, heads, q, (key,), value)
-        return (*made, *attended, parts.project("o_proj", result(attended), width))
+        return (*operators, *attended, parts.project("o_proj", result(attended), width))
 
     def _projected(self, parts: Parts, name: str, x: Tensor, out: Tensor) -> tuple[Operator, ...]:
         if not self.adapted:
@@ -101,9 +101,9 @@ class SharedBlock:
     def _with_adapter(self, parts: Parts, plain: Linear, name: str, x: Tensor, out: Tensor) -> tuple[Operator, ...]:
         """The result of `plain` with that of a low-rank pair of x added."""
         down = parts.project(f"{name}_adapter_down", x, self.rank)
-        up = parts.project(f"{name}_adapter_up", down.result, out.width)
-        add = parts.add(f"{name}_add", plain.result, up.result)
-        return (plain, down, up, replace(add, outputs=(out,)))
+        up_proj = parts.project(f"{name}_adapter_up", down.result, out.width)
+        add = parts.add(f"{name}_add", plain.result, up_proj.result)
+        return (plain, down, up_proj, replace(add, outputs=(out,)))
 
 
 @frozen(kw_only=True)
@@ -119,8 +119,8 @@ class HybridLayer(Layer):
         shared = self.shared.operators(parts, x)
         add = parts.add("shared_add", x, result(shared))
         norm = parts.norm("mamba_norm", add.result)
-        made = self.mixer.operators(parts, norm.result)
-        return (*shared, add, norm, *made, parts.add("mamba_add", x, result(made)))
+        launches = self.mixer.operators(parts, norm.result)
+        return (*shared, add, norm, *launches, parts.add("mamba_add", x, result(launches)))
 
 
 @architecture("zamba2")
@@ -152,7 +152,7 @@ def _decoder(
     config: Section, hidden: int, mamba: Mixer, first: SharedBlock, kinds: Sequence[str], *, blocks: int = 1
 ) -> Decoder:
     """`blocks` shared blocks like `first`, each of which layers later take again."""
-    again = replace(first, reused=True)
+    reused_layer = replace(first, reused=True)
     layers: list[Layer] = []
     for index, kind in enumerate(kinds):
         if kind != _HYBRID:
@@ -160,7 +160,7 @@ def _decoder(
             continue
         reused = kinds[:index].count(_HYBRID) >= blocks
         name = "hybrid_again" if reused else "hybrid"
-        layers.append(HybridLayer(mixer=mamba, feed_forward=None, shared=again if reused else first, name=name))
+        layers.append(HybridLayer(mixer=mamba, feed_forward=None, shared=reused_layer if reused else first, name=name))
     config.choice("hidden_mamba_act", SILU, "silu")
     config.ignore(*_IGNORED.split())
     return Decoder(
@@ -183,8 +183,8 @@ def _kinds(config: Section, layers: int) -> tuple[str, ...]:
     kinds = config.texts("layers_block_type")
     unknown = [kind for kind in kinds if kind not in (*_MAMBA, _HYBRID)]
     if len(kinds) != layers or unknown:
-        given = f"{len(kinds)} of them" if not unknown else repr(unknown[0])
-        raise config.error("layers_block_type", f"must be {layers} of {_MAMBA[0]} and {_HYBRID}; got {given}")
+        actual = f"{len(kinds)} of them" if not unknown else repr(unknown[0])
+        raise config.error("layers_block_type", f"must be {layers} of {_MAMBA[0]} and {_HYBRID}; got {actual}")
     return kinds
 
 

@@ -24,11 +24,11 @@ from .blocks.attention import scored
 from .blocks.decoder import Decoder, FeedForward, Layer, Mixer
 from .blocks.feed_forward import Experts
 from .blocks.fields import grouped_heads, require_false, rotary_dim
-from .blocks.moe import at_most, ignore_router_fields, listed
+from .blocks.moe import checked_top_k, ignore_router_fields, listed
 from .blocks.parts import NormKind, Parts, activation, result
 from .blocks.state_space import kept
 
-_WHOLE, _SLIDING = _KINDS = ("hybrid", "hybrid_sliding")
+_FULL, _SLIDING = _KINDS = ("hybrid", "hybrid_sliding")
 
 
 @frozen(kw_only=True)
@@ -50,7 +50,7 @@ class ConvolutionalAttention:
         heads = self.heads
         q, k = parts.tensor("q_proj", heads.q_width), parts.tensor("k_proj", heads.kv_width)
         halves = [parts.tensor(f"v_proj_{name}", heads.kv_width // 2) for name in ("current", "delayed")]
-        made = tuple(parts.linear(t.name, x, t) for t in (q, k, *halves))
+        launches = tuple(parts.linear(t.name, x, t) for t in (q, k, *halves))
         mixed = self._mixed(parts, q, k)
         query, key = mixed[-1].outputs
         norms = self._norms(parts, query, key)
@@ -71,7 +71,7 @@ class ConvolutionalAttention:
         keys, values = (parts.cache(name, heads.kv_width, heads.mask) for name in ("k_cache", "v_cache"))
         attended = scored(parts, heads, rope.result, (keys,), values)
         o_proj = parts.project("o_proj", result(attended), x.width)
-        return (*made, *mixed, *norms, rope, delay, *attended, o_proj)
+        return (*launches, *mixed, *norms, rope, delay, *attended, o_proj)
 
     def _mixed(self, parts: Parts, q: Tensor, k: Tensor) -> tuple[Operator, ...]:
         wide, state = q.width + k.width, kept("qk_state", (self.taps + self.head_taps - 2) * (q.width + k.width), parts)
@@ -118,25 +118,25 @@ class HeardExperts(Experts):
 
     def routing(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         down = parts.project("router_down", x, self.rank, bias=True, kind=Router)
-        made: tuple[Operator, ...] = (down,)
+        operators: tuple[Operator, ...] = (down,)
         if self.heard:  # states of the layer before, which are as many as its own
             scale = {"router_states.scale": self.rank}
-            made = (down, parts.elementwise("router_states", down.result, down.result, ops=2, weights=scale))
-        made = (*made, parts.norm("router_norm", result(made)))
+            operators = (down, parts.elementwise("router_states", down.result, down.result, ops=2, weights=scale))
+        operators = (*operators, parts.norm("router_norm", result(operators)))
         for name in ("router_fc1", "router_fc2"):
-            linear = parts.project(name, result(made), self.rank, bias=True, kind=Router)
-            made = (*made, linear, parts.activate(f"{name}_act", "gelu", linear.result))
-        router = parts.project("router", result(made), self.experts + 1, kind=Router)  # the last one is no expert
+            linear = parts.project(name, result(operators), self.rank, bias=True, kind=Router)
+            operators = (*operators, linear, parts.activate(f"{name}_act", "gelu", linear.result))
+        router = parts.project("router", result(operators), self.experts + 1, kind=Router)  # the last one is no expert
         weights = parts.tensor("route", self.chosen)
-        return (*made, router, Route(name="route", inputs=router.outputs, outputs=(weights,), top_k=self.chosen))
+        return (*operators, router, Route(name="route", inputs=router.outputs, outputs=(weights,), top_k=self.chosen))
 
 
 class ScaledLayer(Layer):
     """A layer whose additions scale and shift both sides."""
 
     def _branch(self, parts: Parts, x: Tensor, run: Mixer | FeedForward, name: str) -> tuple[Operator, ...]:
-        *made, add = super()._branch(parts, x, run, name)
-        return (*made, rescaled(parts, parts.add(add.name, *add.inputs), 2))
+        *operators, add = super()._branch(parts, x, run, name)
+        return (*operators, rescaled(parts, parts.add(add.name, *add.inputs), 2))
 
 
 class ScaledDecoder(Decoder):
@@ -168,11 +168,11 @@ def build(config: Section, fmt: Format) -> Graph:
     for key in ("attention_bias", "lm_head_bias"):
         require_false(config, key, "no published model of this architecture has it")
     layers = config.count("num_hidden_layers", 40)
-    found = listed(config, "layer_types", _KINDS) or [_WHOLE] * layers
+    layer_types = listed(config, "layer_types", _KINDS) or [_FULL] * layers
     return ScaledDecoder(
         vocab=config.integer("vocab_size", 262272),
         hidden=config.integer("hidden_size", 2048),
-        layers=[_layer(config, kind, heard=index > 0) for index, kind in enumerate(found)],
+        layers=[_layer(config, kind, heard=index > 0) for index, kind in enumerate(layer_types)],
         tied=config.flag("tie_word_embeddings", default=True),
     ).graph(fmt)
 
@@ -189,7 +189,9 @@ def _layer(config: Section, kind: str, *, heard: bool) -> ScaledLayer:
     )
     experts = HeardExperts(
         experts=config.integer("num_experts", 16),
-        chosen=at_most(config, "num_experts_per_tok", "num_experts", config.integer("num_experts_per_tok", 1), 16),
+        chosen=checked_top_k(
+            config, "num_experts_per_tok", "num_experts", config.integer("num_experts_per_tok", 1), 16
+        ),
         inner=config.integer("moe_intermediate_size", 2048),
         act=activation(config, "hidden_act", "silu"),
         rank=config.integer("router_hidden_size", 256),

@@ -45,8 +45,8 @@ def _read_once(block: Block, mask: Mask) -> Block:
 
 def _masked(op: Operator, mask: Mask) -> Operator:
     def cache(t: Tensor) -> Tensor:
-        kept = mask.is_cached or t.role is not Role.KV_CACHE
-        return t if kept else replace(t, role=Role.ACTIVATION, retained_rows=None)
+        unchanged = mask.is_cached or t.role is not Role.KV_CACHE
+        return t if unchanged else replace(t, role=Role.ACTIVATION, retained_rows=None)
 
     op = op.with_tensors(cache)
     if not isinstance(op, Attention) or not isinstance(op.heads.mask, Causal):
@@ -78,13 +78,13 @@ class ActionAttention:
         heads = self.heads
         masks = (Cross(), Tiled(self.own)) if self.own else (Cross(),)
         heads = replace(heads, mask=Joint(masks) if self.own else Cross())
-        made, q, keys, values = self._own(parts, x)
+        projections, q, keys, values = self._own(parts, x)
         name = "cross_" if self.projected else ""
         k, v = (self._cached(parts, f"{name}{kind}_cache") for kind in "kv")
         before = self._projected(parts) if self.projected else ()
         qk, softmax, sv = scored(parts, heads, q, (k, *keys), v)
         attended = (qk, softmax, replace(sv, inputs=(*sv.inputs, *values)))
-        return (*made, *before, *attended, parts.project("o_proj", sv.result, x.width))
+        return (*projections, *before, *attended, parts.project("o_proj", sv.result, x.width))
 
     def _own(
         self, parts: Parts, x: Tensor
@@ -117,13 +117,13 @@ class ActionAttention:
     def _projected(self, parts: Parts) -> tuple[Operator, ...]:
         """Projections of the prompt's keys and values to those of the expert."""
         rows = TOKENS.on(SOURCE)
-        made = []
+        operators = []
         for kind in "kv":
             source = replace(parts.cached(f"{kind}_cache", self.projected), rows=rows, retained_rows=Form())
             out = with_rows(parts.cached(f"cross_{kind}_cache", self.heads.kv_width), rows)
             linear = parts.linear(f"cross_{kind}_proj", source, out)
-            made.append(linear.with_weights(lambda w: replace(w, rows=w.shape[0] * ONE.on(SOURCE))))
-        return tuple(made)
+            operators.append(linear.with_weights(lambda w: replace(w, rows=w.shape[0] * ONE.on(SOURCE))))
+        return tuple(operators)
 
 
 @frozen(kw_only=True)
@@ -138,25 +138,25 @@ class Modulated(Layer):
     condition: int = 0
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        made: tuple[Operator, ...] = ()
+        launches: tuple[Operator, ...] = ()
         for name, run in (("attn", self.mixer), ("mlp", self.feed_forward)):
             if run:
-                branch = self._modulated(parts, name, result(made) if made else x, run)
-                made = (*made, *branch)
-        return made
+                branch = self._modulated(parts, name, result(launches) if launches else x, run)
+                launches = (*launches, *branch)
+        return launches
 
     def _modulated(self, parts: Parts, name: str, x: Tensor, run: Mixer | FeedForward) -> tuple[Operator, ...]:
         norm = parts.norm(f"{name}_norm", x, kind=self.norm)
         if not self.gates and name == "mlp":
-            made = (norm, *run.operators(parts, norm.result))
-            return (*made, parts.add("mlp_add", x, result(made)))
+            operators = (norm, *run.operators(parts, norm.result))
+            return (*operators, parts.add("mlp_add", x, result(operators)))
         first, numbers = modulation(parts, name, self.condition, (2 + self.gates) * x.width, act=not self.gates)
         scaled = parts.elementwise(f"{name}_modulated", norm.result, replace(numbers, width=2 * x.width), ops=2)
-        made = (*first, norm, scaled, *run.operators(parts, scaled.result))
+        operators = (*first, norm, scaled, *run.operators(parts, scaled.result))
         if not self.gates:
-            return (*made, parts.add(f"{name}_add", x, result(made)))
+            return (*operators, parts.add(f"{name}_add", x, result(operators)))
         gate = replace(numbers, width=x.width)
-        return (*made, parts.elementwise(f"{name}_add", x, result(made), gate, ops=2))
+        return (*operators, parts.elementwise(f"{name}_add", x, result(operators), gate, ops=2))
 
 
 def modulation(

@@ -112,9 +112,9 @@ class IndexedAttention:
     index: KeyChooser
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        made = self.attention.operators(parts, x)
-        scores = next(place for place, op in enumerate(made) if isinstance(op, QK))
-        return (*made[:scores], *self.index.operators(parts, x), *made[scores:])
+        launches = self.attention.operators(parts, x)
+        scores = next(place for place, op in enumerate(launches) if isinstance(op, QK))
+        return (*launches[:scores], *self.index.operators(parts, x), *launches[scores:])
 
 
 @frozen(kw_only=True)
@@ -170,7 +170,7 @@ class LatentAttention:
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         queries = self._queries(parts, x)
-        own = self._own(parts, x, result(queries))
+        projections = self._own(parts, x, result(queries))
         latent = replace(queries[-1].inputs[0], width=self.q_rank)
         chosen = self.index.operators(parts, x, latent, self.rope_dim) if self.index else ()
         query = parts.tensor("q_rope", self.heads.q_width) if self.rope_dim else result(queries)
@@ -178,7 +178,7 @@ class LatentAttention:
         if self.gates:
             attended = (*attended, *gated(parts, x, result(attended), self.gates))
         o_proj = parts.project("o_proj", result(attended), x.width, bias=self.bias)
-        return (*queries, *own, *chosen, *attended, o_proj)
+        return (*queries, *projections, *chosen, *attended, o_proj)
 
     def _own(self, parts: Parts, x: Tensor, q: Tensor) -> tuple[Operator, ...]:
         """Writes the latent and the rotated part of keys to the cache, and rotates queries."""
@@ -212,11 +212,11 @@ class LatentAttention:
             replace(parts.tensor(name, width), rows=self.seen.keys_read)
             for name, width in (("k_nope", self.num_heads * self.nope_dim), ("v", self.num_heads * self.value_dim))
         )
-        up = parts.linear("kv_b_proj", latent, k, v, kind=LatentExpansion)
+        up_proj = parts.linear("kv_b_proj", latent, k, v, kind=LatentExpansion)
         k, v = (replace(t, rows=heads.mask.keys_read) for t in (k, v))
         qk, softmax, sv = scored(parts, heads, q, (k, *rotated), v)
         sinks = (parts.weight("sinks", self.num_heads),) if self.sinks else ()
-        return (up, qk, replace(softmax, weights=sinks), sv)
+        return (up_proj, qk, replace(softmax, weights=sinks), sv)
 
     def _queries(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         if not self.q_rank:
@@ -256,7 +256,7 @@ class Index:
         weights = parts.project("index_weights", x, self.num_heads, kind=Router)
         norm = parts.norm("index_k_norm", k.result, kind=NormKind.LAYER)
         cached = self.own(parts.cached("index_cache", self.head_dim))
-        made: tuple[Operator, ...] = (q, k, weights, replace(norm, outputs=(cached,)))
+        launches: tuple[Operator, ...] = (q, k, weights, replace(norm, outputs=(cached,)))
         query = q.result
         if rope_dim:
             query = self.own(parts.tensor("index_q_rope", heads.q_width))
@@ -267,7 +267,7 @@ class Index:
                 heads=heads,
                 rotary_dim=rope_dim,
             )
-            made = (q, k, weights, norm, rope)
+            launches = (q, k, weights, norm, rope)
         chosen = Tensor(name="index_choice", width=1, rows=TopK(self.chosen).pairs, format=FP32)
         index = Indexer(
             name="indexer",
@@ -275,7 +275,7 @@ class Index:
             outputs=(chosen,),
             heads=heads,
         )
-        return (*made, index)
+        return (*launches, index)
 
 
 @frozen(kw_only=True)

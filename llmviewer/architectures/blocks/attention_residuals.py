@@ -33,24 +33,24 @@ class SourcedLayer(Layer):
         if self.mixer is None or self.feed_forward is None:
             raise RuntimeError("attention residuals of a layer without a mixer or a network")
         sources = self._sources(parts, x)
-        made = self._attending(parts, self.mixer, (*sources, x))
-        add = () if self.first else (parts.add("attn_add", x, result(made)),)
-        total = result((*made, *add))
-        seen = self._seen(parts, (*sources, x, total) if self.first else (*sources, total))
-        norm = parts.norm("mlp_norm", result(seen))
+        launches = self._attending(parts, self.mixer, (*sources, x))
+        add = () if self.first else (parts.add("attn_add", x, result(launches)),)
+        total = result((*launches, *add))
+        mixed_sources = self._seen(parts, (*sources, x, total) if self.first else (*sources, total))
+        norm = parts.norm("mlp_norm", result(mixed_sources))
         network = self.feed_forward.operators(parts, norm.result)
         last = (*network, parts.add("mlp_add", total, result(network)))
-        return (*made, *add, *seen, norm, *(leaving(last, self.leaves) if self.leaves else last))
+        return (*launches, *add, *mixed_sources, norm, *(leaving(last, self.leaves) if self.leaves else last))
 
     def _sources(self, parts: Parts, x: Tensor) -> tuple[Tensor, ...]:
         """Results of earlier runs."""
-        return given(parts, self.given, x)
+        return side_tensors(parts, self.given, x)
 
     def _attending(self, parts: Parts, mixer: Mixer, sources: tuple[Tensor, ...]) -> tuple[Operator, ...]:
         """The mixer over a mixture of sources, of which the last is the sum of the run."""
-        seen = mixed(parts, "attn_sources", sources)
-        norm = parts.norm("attn_norm", seen.result)
-        return (seen, norm, *mixer.operators(parts, norm.result))
+        mixed_sources = mixed(parts, "attn_sources", sources)
+        norm = parts.norm("attn_norm", mixed_sources.result)
+        return (mixed_sources, norm, *mixer.operators(parts, norm.result))
 
     def _seen(self, parts: Parts, sources: tuple[Tensor, ...]) -> tuple[Operator, ...]:
         """The mixture of sources that the network reads."""
@@ -70,9 +70,11 @@ class SourcedDecoder(Decoder):
 
     def _head(self, parts: Parts) -> Block:
         x = self._hidden(parts)
-        seen = mixed(parts, "head_sources", (*given(parts, self.sources, x), x), learned=self.learned)
-        logits = self._logits(parts, seen.result, "final_norm", tied=self.tied)
-        return Block(name="head", operators=(seen, *logits), input=HIDDEN, output="logits", side_inputs=self.sources)
+        mixed_sources = mixed(parts, "head_sources", (*side_tensors(parts, self.sources, x), x), learned=self.learned)
+        logits = self._logits(parts, mixed_sources.result, "final_norm", tied=self.tied)
+        return Block(
+            name="head", operators=(mixed_sources, *logits), input=HIDDEN, output="logits", side_inputs=self.sources
+        )
 
 
 def sourced(decoder: Decoder, run: int) -> SourcedDecoder:
@@ -81,15 +83,15 @@ def sourced(decoder: Decoder, run: int) -> SourcedDecoder:
     sums = ("embed_norm" if decoder.embed_norm else "embed_tokens", *(f"run_{n}" for n in range((count - 1) // run)))
 
     def layer(index: int, plain: Layer) -> SourcedLayer:
-        at, place = divmod(index, run)
+        run_index, place = divmod(index, run)
         first, last = place == 0, place == run - 1 and index < count - 1
         return SourcedLayer(
             mixer=plain.mixer,
             feed_forward=plain.feed_forward,
-            name=f"{plain.name}_{at}{'_first' if first else ''}{'_last' if last else ''}",
-            given=sums[:at] if first else sums[: at + 1],
+            name=f"{plain.name}_{run_index}{'_first' if first else ''}{'_last' if last else ''}",
+            given=sums[:run_index] if first else sums[: run_index + 1],
             first=first,
-            leaves=sums[at + 1] if last else "",
+            leaves=sums[run_index + 1] if last else "",
         )
 
     layers = [layer(index, plain) for index, plain in enumerate(decoder.layers)]
@@ -97,22 +99,22 @@ def sourced(decoder: Decoder, run: int) -> SourcedDecoder:
 
 
 def mixed(
-    parts: Parts, name: str, sources: Sequence[Tensor], made: Sequence[str] = (), *, learned: bool = True
+    parts: Parts, name: str, sources: Sequence[Tensor], output_names: Sequence[str] = (), *, learned: bool = True
 ) -> Sources:
     """The mixture of sources that is the input of a mixer, a feed-forward network or the head.
 
     made     names of several mixtures, each with a query of its own; one of its name if empty
     learned  whether the norm of sources has a weight
     """
-    width, made = sources[-1].width, made or (name,)
+    width, output_names = sources[-1].width, output_names or (name,)
     norm = (parts.weight(f"{name}.norm.weight", width),) if learned else ()
     return Sources(
         name=name,
         inputs=tuple(sources),
-        outputs=tuple(parts.tensor(each, width) for each in made),
-        weights=(*norm, parts.weight(f"{name}.query", len(made) * width)),
+        outputs=tuple(parts.tensor(each, width) for each in output_names),
+        weights=(*norm, parts.weight(f"{name}.query", len(output_names) * width)),
     )
 
 
-def given(parts: Parts, names: Sequence[str], x: Tensor) -> tuple[Tensor, ...]:
+def side_tensors(parts: Parts, names: Sequence[str], x: Tensor) -> tuple[Tensor, ...]:
     return tuple(parts.tensor(name, x.width) for name in names)

@@ -22,13 +22,13 @@ class BorrowedAttention(SelfAttention):
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         heads = self.heads
         q_proj = parts.project("q_proj", x, heads.q_width, bias=self.qkv_bias)
-        made: tuple[Operator, ...] = (q_proj,)
+        launches: tuple[Operator, ...] = (q_proj,)
         if self.qk_norm:
             shared = 1 if self.qk_norm_whole else heads.num_heads
-            made = (*made, parts.norm("q_norm", q_proj.result, shared=shared, kind=self.qk_norm))
+            launches = (*launches, parts.norm("q_norm", q_proj.result, shared=shared, kind=self.qk_norm))
         if self.rotary_dim:
-            made = (*made, query_rope(parts, result(made), heads.num_heads * self.rotary_dim))
+            launches = (*launches, query_rope(parts, result(launches), heads.num_heads * self.rotary_dim))
         k = borrowed(parts, "k_cache", heads.kv_width, heads.mask)
         v = borrowed(parts, "v_cache", heads.num_kv_heads * heads.out_dim, heads.mask)
-        attended = scored(parts, heads, result(made), (k,), v)
-        return (*made, *attended, parts.project("o_proj", result(attended), x.width, bias=self.o_bias))
+        attended = scored(parts, heads, result(launches), (k,), v)
+        return (*launches, *attended, parts.project("o_proj", result(attended), x.width, bias=self.o_bias))

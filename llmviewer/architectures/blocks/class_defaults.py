@@ -114,21 +114,21 @@ class ClassDefaults:
         canonical = other.get(key, key)
         return tuple(name for name in (canonical, *other) if name != key and other.get(name, name) == canonical)
 
-    def value(self, key: str, given: Collection[str]) -> Any:
+    def value(self, key: str, keys: Collection[str]) -> Any:
         fields = _fields_of(self.model_type, self.within)
         found = fields.get(key)
         if not isinstance(found, Mapping):
             return found
-        flat = (found.keys() - fields.keys()).intersection(given)  # fields of the section stand beside it instead
+        flat = (found.keys() - fields.keys()).intersection(keys)  # fields of the section stand beside it instead
         return None if flat else fields.get(_SECTIONS, {}).get(key)
 
-    def towers(self, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    def towers(self, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Sections of towers that the class builds where they are absent or null in the config `given`."""
         sections: Mapping[str, dict[str, Any]] = _fields_of(self.model_type, self.within).get(_SECTIONS, {})
-        return {key: sections[key] for key in sections if key in _TOWER_SECTIONS and given.get(key) is None}
+        return {key: sections[key] for key in sections if key in _TOWER_SECTIONS and config.get(key) is None}
 
     def inside(self, key: str, data: Mapping[str, Any]) -> ClassDefaults:
-        own = data.get("model_type")
-        if isinstance(own, str) and own in _lines():
-            return ClassDefaults(own)
+        model_type = data.get("model_type")
+        if isinstance(model_type, str) and model_type in _lines():
+            return ClassDefaults(model_type)
         return ClassDefaults(self.model_type, (*self.within, key))

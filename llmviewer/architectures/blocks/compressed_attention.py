@@ -77,14 +77,14 @@ class CompressedAttention:
         """Through a latent, which the indexer's come from too; heads are scaled to unit length, without weights."""
         down = parts.project("q_a_proj", x, self.q_rank)
         norm = parts.norm("q_a_norm", down.result, kind=NormKind.RMS)
-        up = parts.project("q_b_proj", norm.result, self.heads.q_width)
-        unit = replace(up.result, name="q_b_norm")
-        scaled = Norm(name=unit.name, inputs=up.outputs, outputs=(unit,), ops_per_element=3, group=self.head_dim)
-        return (down, norm, up, scaled)
+        up_proj = parts.project("q_b_proj", norm.result, self.heads.q_width)
+        unit = replace(up_proj.result, name="q_b_norm")
+        scaled = Norm(name=unit.name, inputs=up_proj.outputs, outputs=(unit,), ops_per_element=3, group=self.head_dim)
+        return (down, norm, up_proj, scaled)
 
     def _compressed(self, parts: Parts, x: Tensor, latent: Tensor) -> tuple[Operator, ...]:
-        made = self._compressor(parts, x, "compressed", self.head_dim)
-        return (*made, *self._indexer(parts, x, latent, self.index)) if self.index else made
+        operators = self._compressor(parts, x, "compressed", self.head_dim)
+        return (*operators, *self._indexer(parts, x, latent, self.index)) if self.index else operators
 
     def _compressor(self, parts: Parts, x: Tensor, name: str, width: int) -> tuple[Operator, ...]:
         """Values and gates of each token, and the entries that groups of them make, in the cache `name`_cache.
@@ -118,8 +118,8 @@ class CompressedAttention:
 
     def _indexer(self, parts: Parts, x: Tensor, latent: Tensor, index: Index) -> tuple[Operator, ...]:
         """Queries from the `latent` of attention's own, compressed keys and the heads' weights from x."""
-        seen = Compressed(self.ratio)
-        heads = Heads(num_heads=index.num_heads, num_kv_heads=1, head_dim=index.head_dim, mask=seen)
+        mask = Compressed(self.ratio)
+        heads = Heads(num_heads=index.num_heads, num_kv_heads=1, head_dim=index.head_dim, mask=mask)
         q = parts.project("index_q_proj", latent, heads.q_width)
         weights = parts.project("index_weights", x, index.num_heads, kind=Router)
         turned = index.own(replace(q.result, name="index_q_rope"))
@@ -133,7 +133,7 @@ class CompressedAttention:
         chosen = Tensor(name="index_choice", width=1, rows=self.masks[1].pairs, format=FP32)
         indexer = Indexer(
             name="indexer",
-            inputs=(turned, index.own(parts.cache("index_cache", index.head_dim, seen)), weights.result),
+            inputs=(turned, index.own(parts.cache("index_cache", index.head_dim, mask)), weights.result),
             outputs=(chosen,),
             heads=heads,
         )

@@ -61,34 +61,34 @@ class Layer:
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         if self.mixer and self.feed_forward and self.residual in (Residual.PARALLEL, Residual.PARALLEL_TWO):
             return self._parallel(parts, x, self.mixer, self.feed_forward)
-        made: tuple[Operator, ...] = ()
+        launches: tuple[Operator, ...] = ()
         for name, run in (("attn", self.mixer), ("mlp", self.feed_forward)):
             if run:
-                made = (*made, *self._branch(parts, result(made) if made else x, run, name))
-        return made
+                launches = (*launches, *self._branch(parts, result(launches) if launches else x, run, name))
+        return launches
 
     def _branch(self, parts: Parts, x: Tensor, run: Mixer | FeedForward, name: str) -> tuple[Operator, ...]:
         """The sum of x and of the result of `run`; named "`name`_add", or "`name`_norm" if a norm is last."""
         if self.hyper:
-            taken, back = self.hyper.taken(parts, name, x)
-            made = run.operators(parts, result(taken))
-            return (*taken, *made, self.hyper.merged(parts, f"{name}_add", x, result(made), back))
+            branch_input, back = self.hyper.taken(parts, name, x)
+            operators = run.operators(parts, result(branch_input))
+            return (*branch_input, *operators, self.hyper.merged(parts, f"{name}_add", x, result(operators), back))
         before = self.residual not in (Residual.POST, Residual.INNER)
         first = (parts.norm(f"{name}_norm", x),) if before else ()
-        made = run.operators(parts, first[0].result if first else x)
+        operators = run.operators(parts, first[0].result if first else x)
         if self.residual in (Residual.INNER, Residual.SANDWICH):
             after = f"{name}_post_norm" if before else f"{name}_norm"
-            made = (*made, parts.norm(after, result(made)))
-        add = parts.add(f"{name}_add", x, result(made))
+            operators = (*operators, parts.norm(after, result(operators)))
+        add = parts.add(f"{name}_add", x, result(operators))
         last = (parts.norm(f"{name}_norm", add.result),) if self.residual is Residual.POST else ()
-        return (*first, *made, add, *last)
+        return (*first, *operators, add, *last)
 
     def _parallel(self, parts: Parts, x: Tensor, mixer: Mixer, feed_forward: FeedForward) -> tuple[Operator, ...]:
         attn_norm = parts.norm("attn_norm", x)
         mixed = mixer.operators(parts, attn_norm.result)
         second = (parts.norm("mlp_norm", x),) if self.residual is Residual.PARALLEL_TWO else ()
-        made = feed_forward.operators(parts, (*second, attn_norm)[0].result)
-        return (attn_norm, *mixed, *second, *made, parts.add("mlp_add", x, result(mixed), result(made)))
+        operators = feed_forward.operators(parts, (*second, attn_norm)[0].result)
+        return (attn_norm, *mixed, *second, *operators, parts.add("mlp_add", x, result(mixed), result(operators)))
 
 
 class UnnormedLayer(Layer):
@@ -107,7 +107,7 @@ def folded(parts: Parts, layers: Sequence[Layer], x: Tensor) -> list[Block]:
     places: dict[Layer, list[int]] = {}
     for index, layer in enumerate(layers):
         places.setdefault(layer, []).append(index)
-    made = {layer: layer.operators(parts, x) for layer in places}
+    operators_by_layer = {layer: layer.operators(parts, x) for layer in places}
     return [
         Block(
             name=layer.name,
@@ -117,7 +117,7 @@ def folded(parts: Parts, layers: Sequence[Layer], x: Tensor) -> list[Block]:
             layers=tuple(places[layer]),
             side_inputs=layer.given,
         )
-        for layer, operators in made.items()
+        for layer, operators in operators_by_layer.items()
     ]
 
 
@@ -245,11 +245,11 @@ class Decoder:
         if self.hyper:
             return (embed, *self.hyper.joined(parts, x, embed.result))
         norms = [parts.norm(name, t) for name, t in (("hnorm", x), ("enorm", embed.result))]
-        both = replace(
+        joined_hidden = replace(
             norms[0],
             name="eh_norm",
             inputs=(x, embed.result),
             outputs=(parts.tensor("eh_norm", 2 * self.hidden),),
             weights=tuple(w for norm in norms for w in norm.weights),
         )
-        return (embed, both, parts.project("eh_proj", both.result, self.hidden))
+        return (embed, joined_hidden, parts.project("eh_proj", joined_hidden.result, self.hidden))

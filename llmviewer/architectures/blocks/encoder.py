@@ -74,20 +74,20 @@ class Head:
         rows = SEQUENCES if self.first else LOGITS if self.wanted else TOKENS
         prefix = "pooler" if self.first else "head"
         x = with_rows(x, rows)
-        made: tuple[Operator, ...] = ()
+        launches: tuple[Operator, ...] = ()
         if self.mean:
-            made = (mean_pooled(parts, x, self.mean),)
-            x = result(made)
+            launches = (mean_pooled(parts, x, self.mean),)
+            x = result(launches)
         if self.dense:
             dense = _product(parts, f"{prefix}_dense", x, self.dense, bias=self.dense_bias)
-            made = (*made, dense, _activated(parts, f"{prefix}_act", self.act, dense.result))
-            x = result(made)
+            launches = (*launches, dense, _activated(parts, f"{prefix}_act", self.act, dense.result))
+            x = result(launches)
         if self.norm:
-            made = (*made, parts.norm(f"{prefix}_norm", x))
-            x = result(made)
+            launches = (*launches, parts.norm(f"{prefix}_norm", x))
+            x = result(launches)
         if self.words:
-            return (*made, self._words(parts, x))
-        return (*made, _product(parts, "classifier", x, self.classes, bias=self.bias)) if self.classes else made
+            return (*launches, self._words(parts, x))
+        return (*launches, _product(parts, "classifier", x, self.classes, bias=self.bias)) if self.classes else launches
 
     def _words(self, parts: Parts, x: Tensor) -> LMHead:
         matrix = parts.weight("lm_head.weight", self.classes, x.width, tied=self.tied)
@@ -140,8 +140,8 @@ class Encoder:
         blocks = [front or self._embedding(parts), *stack(parts, self.layers, self.hidden), *self._norm(parts)]
         if self.heads:
             x = parts.tensor(HIDDEN, self.hidden)
-            made = tuple(op for head in self.heads for op in head.operators(parts, x))
-            blocks.append(Block(name="head", operators=made, input=HIDDEN, output=result(made).name))
+            operators = tuple(op for head in self.heads for op in head.operators(parts, x))
+            blocks.append(Block(name="head", operators=operators, input=HIDDEN, output=result(operators).name))
         return Graph(tuple(blocks))
 
     def beside(self, fmt: Format, front: Block | None = None) -> tuple[Block, ...]:
@@ -177,9 +177,9 @@ class Encoder:
         return (Block(name="norm", operators=(norm,), input=HIDDEN, output=ENCODED),)
 
 
-def holding(op: Operator, parts: Parts, held: Mapping[str, tuple[int, ...]]) -> Operator:
+def holding(op: Operator, parts: Parts, shapes: Mapping[str, tuple[int, ...]]) -> Operator:
     """`op` with weights that others read and that have to be held somewhere."""
-    weights = (replace(parts.weight(name, *shape), rows=0 * ONE) for name, shape in held.items())
+    weights = (replace(parts.weight(name, *shape), rows=0 * ONE) for name, shape in shapes.items())
     return replace(op, weights=(*op.weights, *weights))
 
 
@@ -213,14 +213,19 @@ class CrossAttention:
             queries = (*queries, norm)
         widths = {"k": heads.kv_width, "v": heads.num_kv_heads * heads.out_dim}
         encoded = self.encoded_width or x.width
-        made = (
+        launches = (
             *self._kept(parts, "k", widths["k"], encoded, bias=self.k_bias, norm=self.qk_norm),
             *self._kept(parts, "v", widths["v"], encoded, bias=self.v_bias),
         )
         k, v = (parts.cache(f"cross_{name}_cache", width, heads.mask) for name, width in widths.items())
         plain = scored(parts, heads, result(queries), (k,), v)
         attended = tuple(_named(op, f"cross_{op.name}") for op in plain)
-        return (*queries, *made, *attended, parts.project("cross_o_proj", result(attended), x.width, bias=self.o_bias))
+        return (
+            *queries,
+            *launches,
+            *attended,
+            parts.project("cross_o_proj", result(attended), x.width, bias=self.o_bias),
+        )
 
     def _kept(
         self, parts: Parts, name: str, width: int, encoded: int, *, bias: bool, norm: NormKind | None = None
@@ -228,19 +233,21 @@ class CrossAttention:
         """The projection of the encoder's output, once per encoder token, and its norm."""
         read = TOKENS.on(self.read)
         x = with_rows(parts.tensor(self.encoded, encoded), read)
-        plain, kept = parts.tensor(f"cross_{name}_proj", width), parts.cached(f"cross_{name}_cache", width)
-        out = with_rows(plain if norm else kept, read)
-        made: tuple[Operator, ...] = (parts.linear(plain.name, x, out, bias=bias),)
+        plain, cached_tensor = parts.tensor(f"cross_{name}_proj", width), parts.cached(f"cross_{name}_cache", width)
+        out = with_rows(plain if norm else cached_tensor, read)
+        operators: tuple[Operator, ...] = (parts.linear(plain.name, x, out, bias=bias),)
         if norm:
             normed = parts.norm(f"cross_{name}_norm", out, shared=self.heads.num_kv_heads, kind=norm)
-            made = (*made, replace(normed, outputs=(with_rows(kept, read),)))
-        return tuple(op.with_weights(lambda w: replace(w, rows=w.shape[0] * ONE.on(self.read))) for op in made)
+            operators = (*operators, replace(normed, outputs=(with_rows(cached_tensor, read),)))
+        return tuple(op.with_weights(lambda w: replace(w, rows=w.shape[0] * ONE.on(self.read))) for op in operators)
 
 
 def _named(op: Operator, name: str) -> Operator:
     """`op` under another name, its scores and what it makes of them too."""
-    own = ("scores", "probs", "attention")
-    return replace(op, name=name).with_tensors(lambda t: replace(t, name=f"cross_{t.name}") if t.name in own else t)
+    internal_names = ("scores", "probs", "attention")
+    return replace(op, name=name).with_tensors(
+        lambda t: replace(t, name=f"cross_{t.name}") if t.name in internal_names else t
+    )
 
 
 @frozen(kw_only=True)
@@ -253,10 +260,10 @@ class CrossLayer(Layer):
     name: str = "decoder"
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        made: tuple[Operator, ...] = ()
+        launches: tuple[Operator, ...] = ()
         for name, run in (("attn", self.mixer), ("cross", self.cross), ("mlp", self.feed_forward)):
-            made = (*made, *self._branch(parts, result(made) if made else x, run, name))
-        return made
+            launches = (*launches, *self._branch(parts, result(launches) if launches else x, run, name))
+        return launches
 
 
 def pair(
@@ -279,27 +286,27 @@ def pair(
     def shared(w: Weight) -> Weight:
         return replace(w, tied=True) if w.name == "embed_tokens.weight" and front is None and one_table else w
 
-    def beside(block: Block) -> Block:
+    def auxiliary(block: Block) -> Block:
         operators = tuple(op.with_weights(shared) for op in block.operators)
         if block.name == "head":
             operators = (holding(operators[0], parts, held or {}), *operators[1:])
         return replace(block, operators=operators, stream=TARGET, side_inputs=(ENCODED,) if block.layers else ())
 
-    return Graph((*encoder.beside(fmt, front), *decoder.graph(fmt).map_blocks(beside).blocks))
+    return Graph((*encoder.beside(fmt, front), *decoder.graph(fmt).map_blocks(auxiliary).blocks))
 
 
-def task(config: Section, known: Mapping[str, str], default: str) -> str:
+def task(config: Section, tasks_by_ending: Mapping[str, str], default: str) -> str:
     """The task of a model: the value of `known` for the suffix of the class named in field `architectures`.
 
     `default` is the suffix if the config names no class.
     """
     named = config.texts("architectures")
     if not named:
-        return known[default]
-    found = [value for ending, value in known.items() if named[0].endswith(ending)]
-    if not found:
-        raise config.error("architectures", f"must end with one of {', '.join(known)}; got {named[0]!r}")
-    return found[0]
+        return tasks_by_ending[default]
+    tasks = [value for ending, value in tasks_by_ending.items() if named[0].endswith(ending)]
+    if not tasks:
+        raise config.error("architectures", f"must end with one of {', '.join(tasks_by_ending)}; got {named[0]!r}")
+    return tasks[0]
 
 
 def _product(parts: Parts, name: str, x: Tensor, width: int, *, bias: bool) -> Linear:

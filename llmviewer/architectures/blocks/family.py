@@ -39,7 +39,7 @@ class ConfigFlag:
 Switch: TypeAlias = bool | ConfigFlag
 
 
-def _on(config: Section, switch: Switch) -> bool:
+def _is_enabled(config: Section, switch: Switch) -> bool:
     return switch if isinstance(switch, bool) else switch.read(config)
 
 
@@ -216,7 +216,7 @@ class DecoderFamily:
             norm=self.norm,
             tied=self.tied,
             embed_norm=self.embed_norm,
-            head_bias=_on(config, self.head_bias),
+            head_bias=_is_enabled(config, self.head_bias),
             prediction=Prediction.of(config, self.prediction, layers[-1]) if self.prediction else None,
         ).graph(fmt)
 
@@ -261,13 +261,13 @@ class DecoderFamily:
         rotated = self.rotary.read(config, heads.head_dim) if self.rotary else heads.head_dim
         if self.window and not self.window.full_rotary and window == inf > width:
             rotated = 0
-        qk_norm = self.qk_norm if self.qk_norm and _on(config, self.qk_norm.when) else None
+        qk_norm = self.qk_norm if self.qk_norm and _is_enabled(config, self.qk_norm.when) else None
         return SelfAttention(
             heads=heads,
             rotary_dim=rotated,
             fused_qkv=self.fused_qkv,
-            qkv_bias=_on(config, self.qkv_bias),
-            o_bias=_on(config, self.o_bias),
+            qkv_bias=_is_enabled(config, self.qkv_bias),
+            o_bias=_is_enabled(config, self.o_bias),
             qk_norm=qk_norm.kind if qk_norm else None,
             qk_norm_whole=qk_norm.whole if qk_norm else False,
         )
@@ -279,6 +279,6 @@ class DecoderFamily:
             inner=config.integer("intermediate_size"),
             act=activation(config, self.act_key, self.act),
             gated=self.gated,
-            bias=_on(config, self.mlp_bias),
+            bias=_is_enabled(config, self.mlp_bias),
             fused=self.fused_mlp,
         )

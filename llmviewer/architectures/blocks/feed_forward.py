@@ -31,13 +31,13 @@ class Mlp:
     fused: bool = False
 
     def operators(self, parts: Parts, x: Tensor, prefix: str = "", act_name: str = "mlp_act") -> tuple[Operator, ...]:
-        up, gate = parts.tensor(f"{prefix}up_proj", self.inner), parts.tensor(f"{prefix}gate_proj", self.inner)
-        first: tuple[Linear, ...] = (parts.linear(f"{prefix}up_proj", x, up, bias=self.bias),)
+        up_proj, gate = parts.tensor(f"{prefix}up_proj", self.inner), parts.tensor(f"{prefix}gate_proj", self.inner)
+        first: tuple[Linear, ...] = (parts.linear(f"{prefix}up_proj", x, up_proj, bias=self.bias),)
         if self.gated and self.fused:
-            first = (parts.linear(f"{prefix}gate_up_proj", x, gate, up, bias=self.bias),)
+            first = (parts.linear(f"{prefix}gate_up_proj", x, gate, up_proj, bias=self.bias),)
         elif self.gated:
             first = (parts.linear(f"{prefix}gate_proj", x, gate, bias=self.bias), *first)
-        mid = parts.activate(act_name, self.act, *((gate, up) if self.gated else (up,)))
+        mid = parts.activate(act_name, self.act, *((gate, up_proj) if self.gated else (up_proj,)))
         down = parts.project(f"{prefix}down_proj", mid.result, x.width, bias=self.bias)
         return (*first, mid, down)
 
@@ -85,19 +85,19 @@ class Experts:
         """Mean number of a token's experts with matrices."""
         return self.chosen * self.experts // (self.experts + self.zero)
 
-    def operators(self, parts: Parts, x: Tensor, seen: Tensor | None = None) -> tuple[Operator, ...]:
+    def operators(self, parts: Parts, x: Tensor, router_input: Tensor | None = None) -> tuple[Operator, ...]:
         """`seen`: the input of the router, if it is not x."""
-        routing = self.routing(parts, seen or x)
+        routing = self.routing(parts, router_input or x)
         weights = result(routing)
         down = self._entering(parts, x)
-        taken = result(down) if down else x
-        copies = replace(parts.tensor("permute", taken.width), rows=self.computed * TOKENS)
-        permute = Permute(name="permute", inputs=(taken, weights), outputs=(copies,))
+        expert_input = result(down) if down else x
+        copies = replace(parts.tensor("permute", expert_input.width), rows=self.computed * TOKENS)
+        permute = Permute(name="permute", inputs=(expert_input, weights), outputs=(copies,))
         experts = self._experts(parts, copies)
         shared = self._shared(parts, x)
         gate = tuple(op.result for op in shared if op.name == "shared_gate")
-        beside = (*(op.result for op in shared[-1:]), *gate, *((x,) if self.zero else ()))
-        mixed = self._mixed(parts, (result(experts), weights), beside, x, latent=taken.width)
+        combine_extras = (*(op.result for op in shared[-1:]), *gate, *((x,) if self.zero else ()))
+        mixed = self._mixed(parts, (result(experts), weights), combine_extras, x, latent=expert_input.width)
         return (*routing, *down, permute, *experts, *shared, *mixed)
 
     def _entering(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
@@ -114,25 +114,27 @@ class Experts:
         return (router, route)
 
     def _mixed(
-        self, parts: Parts, chosen: tuple[Tensor, ...], beside: tuple[Tensor, ...], x: Tensor, *, latent: int
+        self, parts: Parts, chosen: tuple[Tensor, ...], combine_extras: tuple[Tensor, ...], x: Tensor, *, latent: int
     ) -> tuple[Operator, ...]:
         """The weighted sum of the experts' results, projected back from the latent space, plus the shared expert."""
         out, summed = parts.tensor("combine", latent), self.computed + bool(self.zero)
         if not self.latent:
-            return (Combine(name="combine", inputs=(*chosen, *beside), outputs=(out,), top_k=summed),)
-        made: tuple[Operator, ...] = (
+            return (Combine(name="combine", inputs=(*chosen, *combine_extras), outputs=(out,), top_k=summed),)
+        operators: tuple[Operator, ...] = (
             Combine(name="combine", inputs=chosen, outputs=(out,), top_k=summed),
             *((parts.norm("latent_norm", out),) if self.latent_norm else ()),
         )
-        made = (*made, parts.project("fc2_latent_proj", result(made), x.width, bias=self.latent_bias))
-        return (*made, parts.add("shared_add", result(made), *beside)) if beside else made
+        operators = (*operators, parts.project("fc2_latent_proj", result(operators), x.width, bias=self.latent_bias))
+        return (
+            (*operators, parts.add("shared_add", result(operators), *combine_extras)) if combine_extras else operators
+        )
 
     def _experts(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         def project(name: str, x: Tensor, width: int) -> Linear:
             return experts_linear(parts, name, x, width, experts=self.experts, chosen=self.computed, bias=self.bias)
 
-        up = project("expert_up_proj", x, self.inner)
-        first = (project("expert_gate_proj", x, self.inner), up) if self.gated else (up,)
+        up_proj = project("expert_up_proj", x, self.inner)
+        first = (project("expert_gate_proj", x, self.inner), up_proj) if self.gated else (up_proj,)
         mid = parts.activate("expert_act", self.act, *(op.result for op in first))
         return (*first, mid, project("expert_down_proj", mid.result, x.width))
 
@@ -146,9 +148,9 @@ class Experts:
 class BiasedExperts(Experts):
     """Experts with a bias that is added to their weighted sum."""
 
-    def operators(self, parts: Parts, x: Tensor, seen: Tensor | None = None) -> tuple[Operator, ...]:
-        *made, combine = super().operators(parts, x, seen)
-        return (*made, replace(combine, weights=(parts.weight(f"{combine.name}.bias", x.width),)))
+    def operators(self, parts: Parts, x: Tensor, router_input: Tensor | None = None) -> tuple[Operator, ...]:
+        *launches, combine = super().operators(parts, x, router_input)
+        return (*launches, replace(combine, weights=(parts.weight(f"{combine.name}.bias", x.width),)))
 
 
 def experts_linear(
@@ -164,9 +166,9 @@ def experts_linear(
 ) -> ChosenLinear:
     """A projection of each row of x by its expert, of `experts`; a token uses `chosen` of them."""
     shapes = {f"{name}.weight": (width, x.width), **({f"{name}.bias": (width,)} if bias else {})}
-    held = tuple(
+    expert_weights = tuple(
         replace(parts.weight(weight, experts, *shape), rows=distinct_experts(experts, chosen), active=chosen / experts)
         for weight, shape in shapes.items()
     )
     out = replace(parts.tensor(name, width), rows=x.rows)
-    return kind(name=name, inputs=(x,), outputs=(out,), weights=held)
+    return kind(name=name, inputs=(x,), outputs=(out,), weights=expert_weights)

@@ -32,9 +32,9 @@ def require_true(config: Section, key: str, why: str) -> None:
 
 def check_width(config: Section, key: str, width: int, of: str, default: int | None = None) -> None:
     """Raises InputError if field `key` is not the `width` of what it is added to or multiplied with."""
-    given = config.integer(key, width if default is None else default)
-    if given != width:
-        raise config.error(key, f"must be the {width} of {of}; got {given}")
+    configured_width = config.integer(key, width if default is None else default)
+    if configured_width != width:
+        raise config.error(key, f"must be the {width} of {of}; got {configured_width}")
 
 
 def filled(
@@ -42,9 +42,9 @@ def filled(
 ) -> Section:
     """`config` with `fields` where it says nothing, such as the defaults of its class; `instead` holds in any case."""
     fields = fields or {}
-    said = {key: value for key, value in config.data.items() if value is not None or key not in fields}
+    values = {key: value for key, value in config.data.items() if value is not None or key not in fields}
     left_out = {key: value for key, value in fields.items() if not config.has(key)}
-    return config.with_data({**left_out, **said, **(instead or {})})
+    return config.with_data({**left_out, **values, **(instead or {})})
 
 
 def labels_of(config: Section) -> int:
@@ -61,7 +61,7 @@ def decoder(
     hidden: int = 0,
     norm: NormKind = NormKind.RMS,
     tied: bool = False,
-    **more: Any,
+    **options: Any,
 ) -> Decoder:
     """A Decoder with the vocabulary and width of the config, or with `hidden` for its width.
 
@@ -75,7 +75,7 @@ def decoder(
         layers=[layers] * config.count("num_hidden_layers") if isinstance(layers, Layer) else layers,
         norm=norm,
         tied=config.flag("tie_word_embeddings", default=tied),
-        **more,
+        **options,
     )
 
 
@@ -86,7 +86,12 @@ def grouped_heads(config: Section, *, kv_heads: int = 0, head_dim: int = 0, wind
 
 
 def attention(
-    config: Section, heads: Heads | None = None, *, share: float | None = None, bias: bool | None = False, **more: Any
+    config: Section,
+    heads: Heads | None = None,
+    *,
+    share: float | None = None,
+    bias: bool | None = False,
+    **options: Any,
 ) -> SelfAttention:
     """Attention of grouped_heads, or of `heads`.
 
@@ -98,7 +103,7 @@ def attention(
     biased = bias is not None and config.flag("attention_bias", default=bias)
     rotated = heads.head_dim if share is None else rotary_dim(config, heads.head_dim, default=share)
     fields: dict[str, Any] = {"heads": heads, "rotary_dim": rotated, "qkv_bias": biased, "o_bias": biased}
-    return SelfAttention(**fields | more)
+    return SelfAttention(**fields | options)
 
 
 def gated_mlp(config: Section, *, key: str = "hidden_act", act: str = "silu", fused: bool = False) -> Mlp:
@@ -128,24 +133,24 @@ def rotary_dim(
 
 def rotated(config: Section, head_dim: int, usual: int | None = None) -> int:
     """Elements of each head that are rotated, by their number; `usual`, all if not given, where there is none."""
-    found = config.integer("rotary_dim", head_dim if usual is None else usual)
-    if found > head_dim:
-        raise config.error("rotary_dim", f"must be at most the {head_dim} of a head; got {found}")
-    return found
+    rotary_dim = config.integer("rotary_dim", head_dim if usual is None else usual)
+    if rotary_dim > head_dim:
+        raise config.error("rotary_dim", f"must be at most the {head_dim} of a head; got {rotary_dim}")
+    return rotary_dim
 
 
 def of_each_layer(config: Section, key: str) -> list[int]:
     """Field `key` of each layer: as per_layer_config says it of some, or as all have it."""
-    usual, layers = config.integer(key), config.count("num_hidden_layers")
-    found = [usual] * layers
+    common_value, layers = config.integer(key), config.count("num_hidden_layers")
+    values = [common_value] * layers
     if config.get("per_layer_config") is None:
-        return found
+        return values
     section = config.section("per_layer_config")
     for index in section:
         if not str(index).isdecimal() or int(index) >= layers:
             raise section.error(str(index), f"must be the index of one of the {layers} layers")
-        found[int(index)] = section.section(index).integer(key, usual)
-    return found
+        values[int(index)] = section.section(index).integer(key, common_value)
+    return values
 
 
 def sliding_window(config: Section, default: float = inf) -> float:
@@ -164,8 +169,8 @@ def sliding_layers(config: Section, *, pattern: int, first: bool = False) -> lis
     kinds = config.texts("layer_types")
     unknown = [kind for kind in kinds if kind not in _LAYER_TYPES]
     if len(kinds) != layers or unknown:
-        given = f"{len(kinds)} of them" if not unknown else repr(unknown[0])
-        raise config.error("layer_types", f"must be {layers} of {' and '.join(_LAYER_TYPES)}; got {given}")
+        actual = f"{len(kinds)} of them" if not unknown else repr(unknown[0])
+        raise config.error("layer_types", f"must be {layers} of {' and '.join(_LAYER_TYPES)}; got {actual}")
     config.ignore("sliding_window_pattern")
     return [kind == _SLIDING for kind in kinds]
 

@@ -27,16 +27,16 @@ class HyperConnections:
         mixes = bool(self.iterations)
         mixture = self.streams * (1 + self.streams) if mixes else self.streams
         back = replace(parts.tensor(f"{name}_hc_mix", mixture), format=FP32)
-        taken = self._collapsed(parts, f"{name}_hc", x, self.streams + mixture, scales=2 + mixes, back=(back,))
-        return (taken, parts.norm(f"{name}_norm", taken.result)), back
+        operators = self._collapsed(parts, f"{name}_hc", x, self.streams + mixture, scales=2 + mixes, back=(back,))
+        return (operators, parts.norm(f"{name}_norm", operators.result)), back
 
-    def merged(self, parts: Parts, name: str, x: Tensor, made: Tensor, back: Tensor) -> Elementwise:
+    def merged(self, parts: Parts, name: str, x: Tensor, branch: Tensor, back: Tensor) -> Elementwise:
         """Every stream as a mixture of all of them, or itself, and of `made`."""
         out = parts.tensor(name, x.width)
         return Elementwise(
             name=name,
             kind="hyper_connection",
-            inputs=(x, made, back),
+            inputs=(x, branch, back),
             outputs=(out,),
             ops_per_element=2 * self.streams + 1 if self.iterations else 2,
         )

@@ -62,12 +62,12 @@ class ImageEncoder:
 
     def residual(self, name: str, x: Tensor, width: int) -> Tensor:
         """The sum of x, projected if its width differs, and two convolutions behind a norm and SiLU each."""
-        made = x
+        hidden = x
         for place in (1, 2):
-            made = self.activated(f"{name}_act_{place}", self.norm(f"{name}_norm_{place}", made))
-            made = self.convolution(f"{name}_conv_{place}", made, width)
+            hidden = self.activated(f"{name}_act_{place}", self.norm(f"{name}_norm_{place}", hidden))
+            hidden = self.convolution(f"{name}_conv_{place}", hidden, width)
         shortcut = x if x.width == width else self.convolution(f"{name}_shortcut", x, width, taps=1)
-        return self.plus(f"{name}_add", shortcut, made)
+        return self.plus(f"{name}_add", shortcut, hidden)
 
     def attention(self, name: str, x: Tensor) -> Tensor:
         """The sum of x and attention with one head over all positions of a frame, behind a norm."""

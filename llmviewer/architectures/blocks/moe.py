@@ -31,9 +31,9 @@ _N = TypeVar("_N", bound=Hashable)
 _L = TypeVar("_L", bound=LatentAttention)
 
 
-def ignore_router_fields(config: Section, *more: str) -> None:
+def ignore_router_fields(config: Section, *extra_fields: str) -> None:
     """Declares fields that change no count: those of routers, and `more` of the architecture."""
-    config.ignore(*_IGNORED_FIELDS.split(), *more)
+    config.ignore(*_IGNORED_FIELDS.split(), *extra_fields)
 
 
 def language_model(config: Section, key: str = "text_config") -> Section:
@@ -73,11 +73,11 @@ def experts(config: Section, count: str, chosen: str, *, inner: int, shared: int
     shared  width of an MLP that every token takes besides; 0 where there is none
     """
     act = activation(config, "hidden_act", "silu")
-    number, taken = config.integer(count), at_most(config, chosen, count, config.integer(chosen))
+    number, top_k = config.integer(count), checked_top_k(config, chosen, count, config.integer(chosen))
     return Experts(
         experts=number,
-        chosen=taken,
-        groups=groups(config, number, taken),
+        chosen=top_k,
+        groups=groups(config, number, top_k),
         inner=inner,
         act=act,
         shared=Mlp(inner=shared, act=act, gated=True) if shared else None,
@@ -128,18 +128,18 @@ def crossed(
     mixers: Mapping[_K, tuple[str, Mixer]],
     networks: Mapping[_N, tuple[str, FeedForward]],
     each: Iterable[tuple[_K, _N]],
-    **more: Any,
+    **options: Any,
 ) -> list[Layer]:
     """A layer for each entry, which says its mixer and its network by their keys; it is called as both are.
 
     more  other fields of the layers
     """
-    made = {
-        (kind, sort): Layer(mixer=mixer, feed_forward=network, name=f"{first}_{second}", **more)
+    layers = {
+        (kind, sort): Layer(mixer=mixer, feed_forward=network, name=f"{first}_{second}", **options)
         for kind, (first, mixer) in mixers.items()
         for sort, (second, network) in networks.items()
     }
-    return [made[entry] for entry in each]
+    return [layers[entry] for entry in each]
 
 
 def windows_and_experts(
@@ -154,7 +154,7 @@ def windows_and_experts(
     return crossed(reach, named, each, residual=residual)
 
 
-def at_most(config: Section, chosen: str, count: str, number: int, default: int | None = None) -> int:
+def checked_top_k(config: Section, chosen: str, count: str, number: int, default: int | None = None) -> int:
     """The `number` of experts that field `chosen` asks for, of those in field `count`, or `default` if it is not there.
 
     Raises InputError where there are not so many.
@@ -225,27 +225,27 @@ def integers(config: Section, key: str) -> tuple[int, ...]:
 
 def counts(config: Section, key: str) -> tuple[int, ...]:
     """A list of numbers of layers, which are made one by one; none where the key is absent."""
-    found = integers(config, key)
-    if any(not 0 <= number <= MAX_COUNT for number in found):
-        raise config.error(key, f"must be from 0 to {MAX_COUNT} each; got {found}")
-    return found
+    values = integers(config, key)
+    if any(not 0 <= number <= MAX_COUNT for number in values):
+        raise config.error(key, f"must be from 0 to {MAX_COUNT} each; got {values}")
+    return values
 
 
 def flagged(config: Section, key: str) -> list[bool]:
     """Whether the list of field `key` has another number than 0 for each layer; empty where the key is absent."""
-    found = integers(config, key)
-    if found:
-        for_each_layer(config, key, found)
-    return [bool(number) for number in found]
+    values = integers(config, key)
+    if values:
+        for_each_layer(config, key, values)
+    return [bool(number) for number in values]
 
 
 def kinds(config: Section, key: str, allowed: Sequence[str]) -> list[str]:
     """The list of field `key`, which says of each layer which of `allowed` it is."""
-    found = config.texts(key)
-    for_each_layer(config, key, found)
-    if not set(found) <= set(allowed):
+    values = config.texts(key)
+    for_each_layer(config, key, values)
+    if not set(values) <= set(allowed):
         raise config.error(key, f"must be made of {' and '.join(allowed)}")
-    return list(found)
+    return list(values)
 
 
 def listed(config: Section, key: str, allowed: Sequence[str]) -> list[str]:
@@ -253,8 +253,8 @@ def listed(config: Section, key: str, allowed: Sequence[str]) -> list[str]:
     return [] if config.get(key) is None else kinds(config, key, allowed)
 
 
-def for_each_layer(config: Section, key: str, found: Sequence[object]) -> None:
+def for_each_layer(config: Section, key: str, values: Sequence[object]) -> None:
     """Raises InputError unless `found`, the list of field `key`, has an entry for each layer."""
     layers = config.count("num_hidden_layers")
-    if len(found) != layers:
-        raise config.error(key, f"must have an entry for each of the {layers} layers; got {len(found)}")
+    if len(values) != layers:
+        raise config.error(key, f"must have an entry for each of the {layers} layers; got {len(values)}")

@@ -168,8 +168,10 @@ class Parts:
         `normed` elements together. `weights` says how long each is.
         """
         out = self.tensor(name, width or inputs[0].width)
-        held = tuple(self.weight(weight, size) for weight, size in (weights or {}).items())
-        return Elementwise(name=name, inputs=inputs, outputs=(out,), weights=held, ops_per_element=ops, normed=normed)
+        weight_tensors = tuple(self.weight(weight, size) for weight, size in (weights or {}).items())
+        return Elementwise(
+            name=name, inputs=inputs, outputs=(out,), weights=weight_tensors, ops_per_element=ops, normed=normed
+        )
 
     def activate(self, name: str, act: str, *inputs: Tensor) -> Activation:
         """act(x), or act(gate) * up of two inputs."""
@@ -200,6 +202,6 @@ class Reused(Weight):
         object.__setattr__(self, "tied", True)
 
 
-def again(weight: Weight) -> Reused:
+def reused_weight(weight: Weight) -> Reused:
     """Another use of `weight`."""
     return Reused(**{field.name: getattr(weight, field.name) for field in fields(weight)})

@@ -23,17 +23,17 @@ def fold_layers(parts: Parts, scales: tuple[Scale, ...], patches: int, width: in
     """The layers between `scales`, over a picture of so many patches; each patch leaves a token of `width`."""
     cells, last = prod(scales[-1][:3]), len(scales) - 2
     x = parts.tensor("pixels", scales[0][3])
-    made: tuple[Operator, ...] = ()
+    operators: tuple[Operator, ...] = ()
     for index, (before, after) in enumerate(pairwise(scales)):
         folded = prod(after[:3]) // prod(before[:3]) * before[3]
         rows = of_pictures(patches * cells // prod(after[:3]))
         out = with_rows(parts.tensor(f"fold_{index}", width if index == last else after[3]), rows)
-        made = (*made, parts.linear(out.name, with_rows(parts.tensor(x.name, folded), rows), out))
+        operators = (*operators, parts.linear(out.name, with_rows(parts.tensor(x.name, folded), rows), out))
         if index < last:
             norm = parts.norm(f"{out.name}_norm", out)
-            made = (*made, norm, parts.activate(f"{out.name}_act", "gelu", norm.result))
-        x = result(made)
-    return made
+            operators = (*operators, norm, parts.activate(f"{out.name}_act", "gelu", norm.result))
+        x = result(operators)
+    return operators
 
 
 def scales_of(config: Section) -> tuple[Scale, ...]:
@@ -71,11 +71,11 @@ def _aligned(channels: int) -> int:
 
 def _primes(number: int) -> list[int]:
     """Prime factors, the largest first."""
-    found: list[int] = []
+    factors: list[int] = []
     factor = 2
     while factor * factor <= number:
         while number % factor == 0:
-            found.append(factor)
+            factors.append(factor)
             number //= factor
         factor += 1
-    return sorted((*found, *([number] if number > 1 else [])), reverse=True)
+    return sorted((*factors, *([number] if number > 1 else [])), reverse=True)

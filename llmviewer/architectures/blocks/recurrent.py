@@ -92,9 +92,9 @@ class Kda:
             delta=True,
             weights={"A_log": self.heads, "dt_bias": width},
         )
-        held = {"o_norm.weight": self.head_dim}  # RMSNorm, the sigmoid of the gate, and their product
+        norm_weights = {"o_norm.weight": self.head_dim}  # RMSNorm, the sigmoid of the gate, and their product
         norm = parts.elementwise(
-            "o_norm", scan.result, result(gate), ops=4 + SIGMOID + 1, weights=held, normed=self.head_dim
+            "o_norm", scan.result, result(gate), ops=4 + SIGMOID + 1, weights=norm_weights, normed=self.head_dim
         )
         o_proj = parts.project("o_proj", norm.result, x.width)
         return (*qkv, conv, *decay, step, scan, *gate, norm, o_proj)
@@ -128,8 +128,10 @@ class LightningAttention:
         act = parts.activate("qkv_act", self.act, qkv.result)
         scan = linear_scan(parts, (act.result,), heads=self.heads, key_dim=self.head_dim, chunk=self.chunk)
         gate = parts.project("output_gate", x, width)
-        held = {"scan_norm.weight": width}
-        norm = parts.elementwise("scan_norm", scan.result, gate.result, ops=4 + SIGMOID + 1, weights=held, normed=width)
+        norm_weights = {"scan_norm.weight": width}
+        norm = parts.elementwise(
+            "scan_norm", scan.result, gate.result, ops=4 + SIGMOID + 1, weights=norm_weights, normed=width
+        )
         return (qkv, act, scan, gate, norm, parts.project("out_proj", norm.result, x.width))
 
 
@@ -170,9 +172,11 @@ class Retention:
             value_dim=self.value_dim,
             chunk=self.chunk,
         )
-        held = {"group_norm.weight": self.value_dim} if self.norm_weight else {}
+        norm_weights = {"group_norm.weight": self.value_dim} if self.norm_weight else {}
         ops = 3 + self.norm_weight + SIGMOID + 1  # SiLU counts as the sigmoid does
-        norm = parts.elementwise("group_norm", scan.result, g.result, ops=ops, weights=held, normed=self.value_dim)
+        norm = parts.elementwise(
+            "group_norm", scan.result, g.result, ops=ops, weights=norm_weights, normed=self.value_dim
+        )
         return (*projections, rope, scan, norm, parts.project("out_proj", norm.result, x.width))
 
 
@@ -274,7 +278,7 @@ class Rwkv6:
         inner = self.mix_rank * len(names)
         down = parts.project("mix_w1", shift.result, inner)
         tanh = parts.elementwise("mix_tanh", *down.outputs, ops=_TANH)
-        up = BlockLinear(
+        up_proj = BlockLinear(
             name="mix_w2",
             inputs=tanh.outputs,
             outputs=tuple(parts.tensor(f"mix_{name}", x.width) for name in names),
@@ -282,12 +286,12 @@ class Rwkv6:
         )
         out = Elementwise(
             name="mix",
-            inputs=(x, shift.outputs[1], *up.outputs),
+            inputs=(x, shift.outputs[1], *up_proj.outputs),
             outputs=tuple(parts.tensor(f"x_{name}", x.width) for name in names),
             weights=tuple(parts.weight(f"mix_{name}", x.width) for name in names),
             ops_per_element=3 * len(names),
         )
-        return (shift, down, tanh, up, out)
+        return (shift, down, tanh, up_proj, out)
 
     def _decay(self, parts: Parts, x: Tensor, width: int) -> tuple[Operator, ...]:
         down = parts.project("decay_w1", x, self.decay_rank)
@@ -330,8 +334,8 @@ class Rwkv7:
         r, k, v = (parts.project(f"{name}_proj", mixed[name], width) for name in "rkv")
         ranks = {"w": self.decay_rank, "a": self.rate_rank, "g": self.gate_rank, "v": self.value_rank}
         low = {name: self._low(parts, mixed[name], name, rank, width) for name, rank in ranks.items() if rank}
-        made = {name: result(operators) for name, operators in low.items()}
-        prepared = self._prepared(parts, k.result, v.result, made)
+        low_rank = {name: result(operators) for name, operators in low.items()}
+        prepared = self._prepared(parts, k.result, v.result, low_rank)
         keys, *others = prepared.outputs
         values = others.pop() if self.value_rank else v.result
         scan = self._scan(parts, (r.result, keys, *others, values))
@@ -341,7 +345,7 @@ class Rwkv7:
             r.result,
             keys,
             values,
-            made["g"],
+            low_rank["g"],
             ops=7 + 5 + 1,  # LayerNorm by head, (r . r_k k) v added, and the gate
             weights={"r_k": width, "g_norm.weight": width, "g_norm.bias": width},
             normed=self.head_dim,
@@ -355,14 +359,14 @@ class Rwkv7:
         down = parts.project(f"{name}_lora_a", x, rank)
         ops = {"w": _TANH, "g": SIGMOID}.get(name)
         act = (parts.elementwise(f"{name}_lora_act", *down.outputs, ops=ops),) if ops else ()
-        up = parts.project(f"{name}_lora_b", result((down, *act)), width, bias=name != "g")
-        return (down, *act, up)
+        up_proj = parts.project(f"{name}_lora_b", result((down, *act)), width, bias=name != "g")
+        return (down, *act, up_proj)
 
-    def _prepared(self, parts: Parts, k: Tensor, v: Tensor, made: dict[str, Tensor]) -> Elementwise:
+    def _prepared(self, parts: Parts, k: Tensor, v: Tensor, low_rank: dict[str, Tensor]) -> Elementwise:
         """Normalized keys (4 OPs), keys scaled by the learning rate (4) and its sigmoid (4), their product (1), the
         decay (6), and values between the first layer's and their own (7).
         """
-        inputs = (k, made["w"], made["a"], v, *((made["v"],) if self.value_rank else ()))
+        inputs = (k, low_rank["w"], low_rank["a"], v, *((low_rank["v"],) if self.value_rank else ()))
         names = ("k", "w", "kk", "b", *(("v",) if self.value_rank else ()))
         return Elementwise(
             name="prepare",
@@ -430,7 +434,7 @@ class Hyena:
         projections = parts.project("projections", x, 3 * width, bias=True)
         short_state = kept("short_state", 3 * width * (self.taps - 1), parts)
         bias = (parts.weight("short_filter.bias", 3 * width),) if self.short_bias else ()
-        short = ShortConv(
+        short_conv = ShortConv(
             name="short_filter",
             inputs=(projections.result, short_state),
             outputs=(parts.tensor("short_filter", 3 * width), short_state),
@@ -439,13 +443,13 @@ class Hyena:
         )
         state = kept("long_state", 2 * width * self.states)
         modes = (width // self.groups, self.states, 2)
-        long = LongConv(
+        long_conv = LongConv(
             name="long_filter",
-            inputs=(short.result, state),
+            inputs=(short_conv.result, state),
             outputs=(parts.tensor("long_filter", width), state),
             weights=(parts.weight("D", width), parts.weight("poles", *modes), parts.weight("residues", *modes)),
             channels=width,
             states=self.states,
         )
-        dense = parts.project("out_filter_dense", long.result, width, bias=True)
-        return (projections, short, long, dense)
+        dense = parts.project("out_filter_dense", long_conv.result, width, bias=True)
+        return (projections, short_conv, long_conv, dense)

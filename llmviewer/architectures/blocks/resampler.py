@@ -46,9 +46,9 @@ class Looking:
     normed: bool = False
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        seen = self.features + self.queries
-        mask: Mask = Tiled(self.attending * seen) if self.attending else FixedKeys(seen)
-        heads, rows = replace(self.heads, mask=mask), of_pictures(seen, self.tiles)
+        num_keys = self.features + self.queries
+        mask: Mask = Tiled(self.attending * num_keys) if self.attending else FixedKeys(num_keys)
+        heads, rows = replace(self.heads, mask=mask), of_pictures(num_keys, self.tiles)
         q = parts.project("cross_q_proj", x, heads.q_width, bias=self.bias)
         before: tuple[Operator, ...] = ()
         source = with_rows(parts.tensor(FEATURES, self.width), of_pictures(self.features, self.tiles))
@@ -60,11 +60,11 @@ class Looking:
             before = (*before, Permute(name=out.name, inputs=(source, x), outputs=(out,)))
             source = out
         k, v = (parts.tensor(f"cross_{name}_proj", heads.kv_width) for name in "kv")
-        made = tuple(parts.linear(t.name, source, with_rows(t, rows), bias=self.bias) for t in (k, v))
+        launches = tuple(parts.linear(t.name, source, with_rows(t, rows), bias=self.bias) for t in (k, v))
         k, v = (with_rows(t, rows if self.attending else heads.mask.keys_read) for t in (k, v))
         attended = scored(parts, heads, q.result, (k,), v)
         named = tuple(replace(op, name=f"cross_{op.name}") for op in attended)
-        return (q, *before, *made, *named, parts.project("cross_o_proj", result(named), x.width, bias=self.bias))
+        return (q, *before, *launches, *named, parts.project("cross_o_proj", result(named), x.width, bias=self.bias))
 
 
 def queried(
@@ -72,8 +72,8 @@ def queried(
 ) -> tuple[Block, ...]:
     """`queries` learned queries per image, or per each of its `tiles`, with an optional norm, and their layers."""
     embed = parts.embed("queries", {"queries.weight": queries}, width)
-    made = (embed, *((parts.norm("queries_norm", embed.result),) if norm else ()))
+    operators = (embed, *((parts.norm("queries_norm", embed.result),) if norm else ()))
     stream = images(queries, tiles)
-    first = Block(name="queries", operators=made, input="", output=result(made).name, stream=stream)
+    first = Block(name="queries", operators=operators, input="", output=result(operators).name, stream=stream)
     after = stack(parts, layers, width, stream=stream)
     return (first, *(replace(block, name=f"resampler_{block.name}", side_inputs=(FEATURES,)) for block in after))

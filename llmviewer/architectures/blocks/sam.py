@@ -42,49 +42,49 @@ class PlacedAttention:
     columns: int
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        made, heads = self.attention.operators(parts, x), self.attention.heads
-        place = next(index for index, op in enumerate(made) if isinstance(op, QK))
+        launches, heads = self.attention.operators(parts, x), self.attention.heads
+        place = next(index for index, op in enumerate(launches) if isinstance(op, QK))
         out = parts.tensor("positions", heads.num_heads * (self.rows + self.columns))
         tables = {"rows": 2 * self.rows - 1, "columns": 2 * self.columns - 1}
         biases = RelativePositions(
             name=out.name,
-            inputs=made[place].inputs[:1],
+            inputs=launches[place].inputs[:1],
             outputs=(out,),
             weights=tuple(parts.weight(f"positions.{name}", count, heads.head_dim) for name, count in tables.items()),
             head_dim=heads.head_dim,
         )
-        return (*made[:place], biases, *made[place:])
+        return (*launches[:place], biases, *launches[place:])
 
 
 def sam_tower(config: Section) -> Tower:
     """Without what follows the layers."""
     config = filled(config, _PICTURES)
-    hidden, seen = config.integer("hidden_size"), picture(config)
+    hidden, grid = config.integer("hidden_size"), picture(config)
     inner = config.integer("mlp_dim", int(hidden * config.number("mlp_ratio", 4)))
     mlp = Mlp(inner=inner, act=tower_activation(config, "gelu"), bias=True)
-    window, whole = config.integer("window_size", 14, least=0), integers(config, "global_attn_indexes")
-    local = Layer(mixer=_attention(config, seen, window), feed_forward=mlp, name="local")
-    everywhere = Layer(mixer=_attention(config, seen, 0), feed_forward=mlp, name="global")
+    window, global_layers = config.integer("window_size", 14, least=0), integers(config, "global_attn_indexes")
+    local = Layer(mixer=_attention(config, grid, window), feed_forward=mlp, name="local")
+    everywhere = Layer(mixer=_attention(config, grid, 0), feed_forward=mlp, name="global")
     return Tower(
-        picture=seen,
+        picture=grid,
         hidden=hidden,
-        layers=[everywhere if n in whole else local for n in range(config.count("num_hidden_layers"))],
+        layers=[everywhere if n in global_layers else local for n in range(config.count("num_hidden_layers"))],
         patch_bias=True,
-        positions=seen.patches if config.flag("use_abs_pos", default=True) else 0,
+        positions=grid.patches if config.flag("use_abs_pos", default=True) else 0,
     )
 
 
-def _attention(config: Section, seen: PatchGrid, window: int) -> SelfAttention | PlacedAttention:
+def _attention(config: Section, grid: PatchGrid, window: int) -> SelfAttention | PlacedAttention:
     """Attention within windows of `window` x `window` patches; 0: among all patches."""
     heads = both_ways(heads_of(config))
     if window:
-        heads = replace(heads, mask=Tiled(seen.patches * window**2))
+        heads = replace(heads, mask=Tiled(grid.patches * window**2))
     placed = config.flag("use_rel_pos", default=True)
     bias = config.flag("qkv_bias", default=True)
     plain = SelfAttention(heads=heads, fused_qkv=True, qkv_bias=bias, o_bias=True, alibi=placed)
     if not placed:
         return plain
-    return PlacedAttention(attention=plain, rows=window or seen.height, columns=window or seen.width)
+    return PlacedAttention(attention=plain, rows=window or grid.height, columns=window or grid.width)
 
 
 def neck(config: Section, tower: Tower, parts: Parts, widths: tuple[int, ...]) -> tuple[Operator, ...]:
@@ -92,18 +92,18 @@ def neck(config: Section, tower: Tower, parts: Parts, widths: tuple[int, ...]) -
     and column, to each of `widths`.
     """
     height, width, out = tower.picture.height, tower.picture.width, config.integer("output_channels", 256)
-    made: tuple[Operator, ...] = ()
+    operators: tuple[Operator, ...] = ()
     x = patches_of(tower, parts)
     for name, taps in (("neck_1", 1), ("neck_2", 9)):
         conv = _filter(parts, name, x, out, taps=taps)
-        made = (*made, conv, parts.norm(f"{name}_norm", conv.result, kind=NormKind.LAYER))
-        x = result(made)
+        operators = (*operators, conv, parts.norm(f"{name}_norm", conv.result, kind=NormKind.LAYER))
+        x = result(operators)
     for index, wide in enumerate(widths, start=1):
         height, width = ceil(height / 2), ceil(width / 2)
         x = with_rows(x, of_pictures(height * width, tower.tiles))
-        made = (*made, _filter(parts, f"downsample_{index}", x, wide, taps=9))
-        x = result(made)
-    return made
+        operators = (*operators, _filter(parts, f"downsample_{index}", x, wide, taps=9))
+        x = result(operators)
+    return operators
 
 
 def _filter(parts: Parts, name: str, x: Tensor, width: int, *, taps: int) -> Conv2d:

@@ -88,15 +88,17 @@ class Mamba:
         step_in, bc = (op.result for op in norms) if norms else x_proj.outputs
         dt_proj = self._by_head(parts.project("dt_proj", step_in, self.inner, bias=True))
         state = kept("ssm_state", self.inner * self.state)
-        apart = self.heads if self.heads > 1 else self.inner  # channels that share step, B and C have to stay together
+        num_parts = (
+            self.heads if self.heads > 1 else self.inner
+        )  # channels that share step, B and C have to stay together
         weights = (parts.weight("A_log", self.inner, self.state), parts.weight("D", self.inner))
         scan = Scan(
             name="scan",
             inputs=(conv.result, dt_proj.result, bc, gate, state),
             outputs=(parts.tensor("scan", self.inner), state),
             weights=weights,
-            heads=apart,
-            groups=apart,
+            heads=num_parts,
+            groups=num_parts,
             token_ops=self.inner * (8 * self.state + 12),
         )
         out_proj = parts.project("out_proj", scan.result, x.width, bias=self.bias)
@@ -107,8 +109,8 @@ class Mamba:
         if self.heads == 1:
             return plain
         wide, narrow = plain.weight.shape
-        held = (replace(plain.weight, shape=(wide, narrow // self.heads)), *plain.weights[1:])
-        return BlockLinear(name=plain.name, inputs=plain.inputs, outputs=plain.outputs, weights=held)
+        head_weights = (replace(plain.weight, shape=(wide, narrow // self.heads)), *plain.weights[1:])
+        return BlockLinear(name=plain.name, inputs=plain.inputs, outputs=plain.outputs, weights=head_weights)
 
 
 @frozen(kw_only=True)
@@ -232,11 +234,11 @@ class GatedLinearRecurrence:
         return (gate, linear_x, conv, *gates, scan, gated, out)
 
     def _gate(self, parts: Parts, name: str, x: Tensor) -> BlockLinear:
-        held = (
+        weights = (
             parts.weight(f"{name}.weight", self.inner, self.inner // self.blocks),
             parts.weight(f"{name}.bias", self.inner),
         )
-        return BlockLinear(name=name, inputs=(x,), outputs=(parts.tensor(name, self.inner),), weights=held)
+        return BlockLinear(name=name, inputs=(x,), outputs=(parts.tensor(name, self.inner),), weights=weights)
 
 
 @frozen(kw_only=True)

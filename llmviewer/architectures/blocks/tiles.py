@@ -24,9 +24,9 @@ def best_resolution(size: tuple[int, int], resolutions: Sequence[tuple[int, int]
     """
 
     def worth(resolution: tuple[int, int]) -> tuple[int, int]:
-        scale = min(side / own for side, own in zip(resolution, size, strict=True))
-        kept = min(int(size[0] * scale) * int(size[1] * scale), size[0] * size[1])
-        return kept, kept - resolution[0] * resolution[1]
+        scale = min(side / image_side for side, image_side in zip(resolution, size, strict=True))
+        effective_pixels = min(int(size[0] * scale) * int(size[1] * scale), size[0] * size[1])
+        return effective_pixels, effective_pixels - resolution[0] * resolution[1]
 
     return max(resolutions, key=worth)
 
@@ -39,9 +39,9 @@ def closest_grid(size: tuple[int, int], tile: tuple[int, int], *, least: int, mo
     every = ((rows, columns) for columns in range(1, most + 1) for rows in range(1, most // columns + 1))
     best, nearest = (1, 1), float("inf")
     for rows, columns in sorted((g for g in every if g[0] * g[1] >= least), key=lambda g: g[0] * g[1]):
-        off = abs(shape - columns / rows)
-        if off < nearest or (off == nearest and area > tile[0] * tile[1] * rows * columns / 2):
-            best, nearest = (rows, columns), off
+        ratio_error = abs(shape - columns / rows)
+        if ratio_error < nearest or (ratio_error == nearest and area > tile[0] * tile[1] * rows * columns / 2):
+            best, nearest = (rows, columns), ratio_error
     return best
 
 
@@ -51,13 +51,13 @@ def best_fit(size: tuple[int, int], tile: tuple[int, int], *, most: int) -> tupl
     """
 
     def scale(grid: tuple[int, int]) -> Fraction:
-        return min(Fraction(n * side, own) for n, side, own in zip(grid, tile, size, strict=True))
+        return min(Fraction(n * side, image_side) for n, side, image_side in zip(grid, tile, size, strict=True))
 
     every = [(rows, columns) for rows in range(1, most + 1) for columns in range(1, most // rows + 1)]
     scales = {grid: scale(grid) for grid in every}
     fitting = [s for s in scales.values() if s >= 1]
-    wanted = min(fitting) if fitting else max(scales.values())
-    return min((grid for grid in every if scales[grid] == wanted), key=lambda grid: grid[0] * grid[1])
+    target_scale = min(fitting) if fitting else max(scales.values())
+    return min((grid for grid in every if scales[grid] == target_scale), key=lambda grid: grid[0] * grid[1])
 
 
 def longest_side(size: tuple[int, int], tile: tuple[int, int], tiles: int) -> tuple[int, int]:
@@ -67,16 +67,18 @@ def longest_side(size: tuple[int, int], tile: tuple[int, int], tiles: int) -> tu
     if size[0] > size[1]:
         columns, rows = longest_side(size[::-1], tile[::-1], tiles)
         return rows, columns
-    short = tiles * tile[1] * size[0] // size[1]
-    return max(ceil((short + short % 2) / tile[0]), 1), tiles
+    short_tiles = tiles * tile[1] * size[0] // size[1]
+    return max(ceil((short_tiles + short_tiles % 2) / tile[0]), 1), tiles
 
 
 def nearest_slices(size: tuple[int, int], side: int, *, most: int) -> tuple[int, int]:
     """Rows and columns of slices, about as many as there are `side` x `side` pixels in a picture, in the shape nearest
     to its own, as get_sliced_grid of transformers has it for MiniCPM-V; 1, 1 where it is not cut.
     """
-    wanted = min(ceil(size[0] * size[1] / side**2), most)
-    counts = [n for n in (wanted - 1, wanted, wanted + 1) if 1 < n <= most] if wanted > 1 else []
+    target_slices = min(ceil(size[0] * size[1] / side**2), most)
+    counts = (
+        [n for n in (target_slices - 1, target_slices, target_slices + 1) if 1 < n <= most] if target_slices > 1 else []
+    )
     grids = [(rows, n // rows) for n in counts for rows in range(1, n + 1) if n % rows == 0]
     shape = log(size[1] / size[0])
     return min(grids, key=lambda grid: (abs(shape - log(grid[1] / grid[0])), -grid[0]), default=(1, 1))

@@ -29,12 +29,12 @@ from .encoder import Head, both_ways, holding, leaving, stack
 from .feed_forward import Mlp
 from .fields import filled
 from .moe import language_model
-from .parts import HIDDEN, NormKind, Parts, activation, again, heads_of, result, with_rows
+from .parts import HIDDEN, NormKind, Parts, activation, heads_of, result, reused_weight, with_rows
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]  # of weights by their names
 
 _TIED: Final = "tie_word_embeddings"
-_SEEN: Final = "seen"  # name of the prompt with image features
+_IMAGE_PROMPT: Final = "seen"  # name of the prompt with image features
 UNUSED: Final = images(0)  # the stream of weights that are held but never used
 _IGNORED_FIELDS: Final = "projection_dim vocab_size initializer_factor norm_eps use_bfloat16 _attn_implementation"
 
@@ -105,8 +105,8 @@ class Tower:
             norm = parts.norm("post_norm", parts.tensor(HIDDEN, self.hidden))
             last = Block(name="norm", operators=(norm,), input=HIDDEN, output=norm.result.name)
             (used if self.run is None else left).append(last)
-        held = (replace(block, name=f"unused_{block.name}", stream=UNUSED) for block in left)
-        return (*(replace(block, stream=stream) for block in used), *held)
+        unused_blocks = (replace(block, name=f"unused_{block.name}", stream=UNUSED) for block in left)
+        return (*(replace(block, stream=stream) for block in used), *unused_blocks)
 
     def _embedding(self, parts: Parts) -> tuple[Operator, ...]:
         operators: tuple[Operator, ...] = (self._patches(parts),)
@@ -143,10 +143,13 @@ class Scaled:
     alike: bool = False
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        made = self.part.operators(parts, x) if self.part else ()
-        of = result(made)
+        launches = self.part.operators(parts, x) if self.part else ()
+        of = result(launches)
         name = f"{of.name}_scale"
-        return (*made, parts.elementwise(name, of, ops=1, weights={f"{name}.weight": 1 if self.alike else of.width}))
+        return (
+            *launches,
+            parts.elementwise(name, of, ops=1, weights={f"{name}.weight": 1 if self.alike else of.width}),
+        )
 
 
 def scaled_layer(layer: Layer) -> Layer:
@@ -177,7 +180,7 @@ def layer(
 
 def vit(
     section: Section,
-    seen: PatchGrid,
+    grid: PatchGrid,
     act: str,
     *,
     layers: int | None = None,
@@ -189,7 +192,7 @@ def vit(
     o_bias: bool = True,
     fused_qkv: bool = False,
     rotated: bool = False,
-    **more: Any,
+    **options: Any,
 ) -> Tower:
     """A tower of equal layers, which the config describes by the usual names, for such pictures.
 
@@ -207,7 +210,7 @@ def vit(
     heads = both_ways(heads_of(section, num_kv_heads=kv_heads))
     one = layer(heads, mlp, qkv_bias=qkv_bias, o_bias=o_bias, fused_qkv=fused_qkv, rotated=rotated)
     count = section.count("num_hidden_layers") if layers is None else layers
-    return Tower(picture=seen, hidden=section.integer("hidden_size"), layers=[one] * count, **more)
+    return Tower(picture=grid, hidden=section.integer("hidden_size"), layers=[one] * count, **options)
 
 
 def tower_activation(config: Section, default: str, key: str = "hidden_act") -> str:
@@ -223,10 +226,10 @@ def sides(config: Section, key: str, default: int | None = None) -> tuple[int, i
     if not isinstance(value, list):
         side = config.integer(key, default)
         return side, side
-    whole = [n for n in value if isinstance(n, int) and not isinstance(n, bool) and n >= 1]
-    if len(value) != 2 or len(whole) != 2:
+    valid_sides = [n for n in value if isinstance(n, int) and not isinstance(n, bool) and n >= 1]
+    if len(value) != 2 or len(valid_sides) != 2:
         raise config.error(key, f"must be a whole number, or two for height and width; got {value!r}")
-    return whole[0], whole[1]
+    return valid_sides[0], valid_sides[1]
 
 
 def picture(
@@ -249,13 +252,13 @@ def picture(
     if height < tall * multiple or width < wide * multiple:
         raise config.error("image_size", f"must be at least a patch, {tall * multiple} x {wide * multiple}; "
                            f"got {height} x {width}")  # fmt: skip
-    found = PatchGrid(
+    grid = PatchGrid(
         height=height // tall, width=width // wide, pixels=config.integer(channels, 3) * frames * tall * wide
     )
-    if found.height % multiple or found.width % multiple:
+    if grid.height % multiple or grid.width % multiple:
         raise config.error("image_size", f"must be whole squares of {multiple} x {multiple} patches; "
-                           f"got {found.height} x {found.width} patches")  # fmt: skip
-    return found
+                           f"got {grid.height} x {grid.width} patches")  # fmt: skip
+    return grid
 
 
 def layers_run(config: Section, key: str, layers: int, default: int) -> tuple[int, ...]:
@@ -263,8 +266,12 @@ def layers_run(config: Section, key: str, layers: int, default: int) -> tuple[in
 
     0 is what the first layer reads; numbers below 0 count from the end, -1 is what the last one leaves.
     """
-    given = config.get(key)
-    every = given if isinstance(given, list) and given else [default if given is None else given]
+    layer_index = config.get(key)
+    every = (
+        layer_index
+        if isinstance(layer_index, list) and layer_index
+        else [default if layer_index is None else layer_index]
+    )
     for layer in every:
         if isinstance(layer, bool) or not isinstance(layer, int) or not -layers - 1 <= layer <= layers:
             raise config.error(key, f"must be one of the {layers} layers; got {layer!r}")
@@ -289,12 +296,12 @@ def language(config: Section, fmt: Format, kind: str, key: str = "text_config") 
 
     The head is tied where the section or what it stands in says so: files of some versions say it in one of the two.
     """
-    given = language_model(config, key)
-    text = filled(given, {"model_type": kind, **TEXTS.get(given.text("model_type", kind), {})})
-    said = [c.flag(_TIED, default=False) for c in (config, given) if c.data.get(_TIED) is not None]
-    if not said and config.get(_TIED) is not None:
-        said = [config.flag(_TIED, default=False)]
-    text = filled(text, instead={_TIED: any(said)} if said else None)
+    text_config = language_model(config, key)
+    text = filled(text_config, {"model_type": kind, **TEXTS.get(text_config.text("model_type", kind), {})})
+    tied_flags = [c.flag(_TIED, default=False) for c in (config, text_config) if c.data.get(_TIED) is not None]
+    if not tied_flags and config.get(_TIED) is not None:
+        tied_flags = [config.flag(_TIED, default=False)]
+    text = filled(text, instead={_TIED: any(tied_flags)} if tied_flags else None)
     return builder(text)(text, fmt), text.integer("hidden_size")
 
 
@@ -359,7 +366,7 @@ def joined(
     tokens: int,
     projected: int = 0,
     deep: Sequence[Block] = (),
-    given: tuple[str, ...] = (),
+    side_inputs: tuple[str, ...] = (),
     name: str = "vision",
 ) -> Graph:
     """A language model with a tower before it, whose tokens are brought to the prompt by the operators `project`; that
@@ -371,28 +378,28 @@ def joined(
     deep       each makes features that are added after one of the first layers (arXiv:2406.04334)
     given      what `project` reads besides the tower's result
     """
-    project_block = replace(feature_block("projector", project, projected or tokens), side_inputs=given)
+    project_block = replace(feature_block("projector", project, projected or tokens), side_inputs=side_inputs)
     features = with_rows(result(project_block.operators), of_pictures(tokens))
     after = [
-        _placed(b, features, adds=False) if not b.input and b.stream != TARGET else _given_seen(b, language)
+        _placed(b, features, adds=False) if not b.input and b.stream != TARGET else _reading_image_prompt(b, language)
         for b in language.blocks
     ]
     for place, block in enumerate(deep):
         added = with_rows(result(block.operators), of_pictures(tokens))
         after = [piece for one in after for piece in _deepened(one, place, added)]
-    before = (beside(block, name=name) for block in (*blocks, project_block, *deep))
+    before = (auxiliary_block(block, name=name) for block in (*blocks, project_block, *deep))
     return Graph((*before, *after), language.prediction)
 
 
-def seen_again(blocks: Sequence[Block], name: str) -> tuple[Block, ...]:
+def repeated_tower(blocks: Sequence[Block], name: str) -> tuple[Block, ...]:
     """`blocks` once more, on pictures of another size: they read the same weights. The last leaves `name`_features."""
     named = (replace(block, name=f"{name}_{block.name}") for block in blocks)
-    *before, last = (block.map(lambda op: op.with_weights(again)) for block in named)
+    *before, last = (block.map(lambda op: op.with_weights(reused_weight)) for block in named)
     left = f"{name}_features"
     return (*before, replace(last, operators=leaving(last.operators, left), output=left))
 
 
-def feature_block(name: str, operators: Sequence[Operator], tokens: int, given: str = "") -> Block:
+def feature_block(name: str, operators: Sequence[Operator], tokens: int, side_input: str = "") -> Block:
     """What makes `tokens` features of each picture, which are called as the block is.
 
     given  what it makes them of, where that is not the tower's result
@@ -402,14 +409,14 @@ def feature_block(name: str, operators: Sequence[Operator], tokens: int, given: 
     return Block(
         name=name,
         operators=(*first, replace(last, outputs=(features,))),
-        input="" if given else HIDDEN,
+        input="" if side_input else HIDDEN,
         output=features.name,
         stream=images(tokens),
-        side_inputs=(given,) if given else (),
+        side_inputs=(side_input,) if side_input else (),
     )
 
 
-def beside(block: Block, *, active: float = 0, name: str = "vision") -> Block:
+def auxiliary_block(block: Block, *, active: float = 0, name: str = "vision") -> Block:
     """`block` of the tower `name` beside what reads text; `active` is the part of its weights that one token uses."""
 
     def weight(w: Weight) -> Weight:
@@ -425,23 +432,23 @@ def beside(block: Block, *, active: float = 0, name: str = "vision") -> Block:
 def _placed(block: Block, features: Tensor, *, adds: bool) -> Block:
     """`block` with features of pictures brought to the tokens that it leaves."""
     left = next(t for op in reversed(block.operators) for t in op.outputs if t.name == block.output)
-    out = replace(left, name=_SEEN)
+    out = replace(left, name=_IMAGE_PROMPT)
     place = Place(name="place_images", inputs=(left, features), outputs=(out,), adds=adds)
-    given = (*block.side_inputs, features.name)
-    return replace(block, operators=(*block.operators, place), output=out.name, side_inputs=given)
+    side_inputs = (*block.side_inputs, features.name)
+    return replace(block, operators=(*block.operators, place), output=out.name, side_inputs=side_inputs)
 
 
-def _given_seen(block: Block, language: Graph) -> Block:
+def _reading_image_prompt(block: Block, language: Graph) -> Block:
     """`block`, which is given the prompt with pictures in it, where it was given the prompt."""
     prompts = {first.output for first in language.blocks if not first.input}.intersection(block.side_inputs)
     if not prompts:
         return block
 
     def seen(t: Tensor) -> Tensor:
-        return replace(t, name=_SEEN) if t.name in prompts else t
+        return replace(t, name=_IMAGE_PROMPT) if t.name in prompts else t
 
-    given = tuple(_SEEN if name in prompts else name for name in block.side_inputs)
-    return replace(block.map(lambda op: op.with_tensors(seen)), side_inputs=given)
+    side_inputs = tuple(_IMAGE_PROMPT if name in prompts else name for name in block.side_inputs)
+    return replace(block.map(lambda op: op.with_tensors(seen)), side_inputs=side_inputs)
 
 
 def _deepened(block: Block, layer: int, features: Tensor) -> list[Block]:
@@ -453,7 +460,7 @@ def _deepened(block: Block, layer: int, features: Tensor) -> list[Block]:
     return [one, replace(block, layers=others)] if others else [one]
 
 
-def alone(tower: Tower, fmt: Format, head: Head | None = None) -> Graph:
+def tower_graph(tower: Tower, fmt: Format, head: Head | None = None) -> Graph:
     """A tower by itself, with what follows its last layer."""
     blocks = tower.blocks(fmt, WHOLE_PASS)
     if not head:
@@ -469,7 +476,7 @@ def linears(shapes: Shapes) -> dict[str, tuple[int, ...]]:
     return {**weights, **{f"{name}.bias": shape[:1] for name, shape in shapes.items()}}
 
 
-def held(name: str, parts: Parts, shapes: Shapes, layers: int = 0) -> Block:
+def unused_weights(name: str, parts: Parts, shapes: Shapes, layers: int = 0) -> Block:
     """Weights that no pass reads, of each of some layers or once."""
     x = parts.tensor(HIDDEN, 1)
     op = Elementwise(name=name, inputs=(x,), outputs=(replace(x, name=name),), ops_per_element=0)

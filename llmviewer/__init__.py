@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from .model_files import load_model, model_names
     from .request import Request
     from .serving.advice import Advice, advise
-    from .serving.load_curve import LoadCurve, load_curve
+    from .serving.load_curve import LoadCurve, concurrency_sweep
     from .serving.outcome import Simulation
     from .serving.planning import plan
-    from .serving.saturation import Saturation, saturate
+    from .serving.saturation import Saturation, max_throughput
     from .serving.service_plan import ServicePlan
     from .serving.simulation import simulate
     from .setting import Setting
@@ -77,11 +77,11 @@ _HOME = {
     "ServicePlan": "serving.service_plan",
     "plan": "serving.planning",
     "Saturation": "serving.saturation",
-    "saturate": "serving.saturation",
+    "max_throughput": "serving.saturation",
     "Timeline": "timelines.against",
     "timeline": "timelines.against",
     "LoadCurve": "serving.load_curve",
-    "load_curve": "serving.load_curve",
+    "concurrency_sweep": "serving.load_curve",
     "Simulation": "serving.outcome",
     "simulate": "serving.simulation",
     "Evaluation": "variants.evaluation",
@@ -121,23 +121,29 @@ __all__ = [
     "analyze",
     "choose",
     "compare",
+    "concurrency_sweep",
     "disaggregate",
     "evaluate",
     "hardware_names",
     "kernel",
-    "load_curve",
     "load_hardware",
     "load_model",
+    "max_throughput",
     "model_names",
     "plan",
-    "saturate",
     "simulate",
     "sweep",
     "timeline",
 ]
 
 
-_RENAMED = {"Recorded": "Timeline", "estimate_kernel": "kernel", "recorded": "timeline"}  # until the next release
+_RENAMED = {  # until the next release
+    "Recorded": "Timeline",
+    "estimate_kernel": "kernel",
+    "load_curve": "concurrency_sweep",
+    "recorded": "timeline",
+    "saturate": "max_throughput",
+}
 
 
 def __getattr__(name: str) -> Any:

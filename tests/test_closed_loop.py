@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import llmviewer
-from llmviewer import load_curve, saturate, simulate
+from llmviewer import concurrency_sweep, max_throughput, simulate
 from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.reports.load_curve import REPORT
@@ -62,7 +62,7 @@ def test_copies_share_the_clients():
 def test_as_many_as_a_copy_can_have_serve_as_much_as_it_can():
     """A full server, without the start and the end, in which fewer are in flight."""
     asked = {"prompt_lengths": "uniform:50-1000", "gen_lengths": "uniform:20-600", "policy": "chunked:2048"}
-    most = saturate(MODEL, DEVICE, max_batch=64, **asked)
+    most = max_throughput(MODEL, DEVICE, max_batch=64, **asked)
     loop = simulate(MODEL, DEVICE, concurrency=64, requests=64 * 40, **asked)
     assert loop.tokens_per_s == pytest.approx(most.bound.tokens_per_s, rel=0.03)
     assert loop.expected.tokens_per_s == pytest.approx(most.expected.tokens_per_s, rel=0.03)
@@ -87,7 +87,7 @@ def test_drafts_and_prefixes_go_with_it():
 
 @pytest.fixture(scope="module")
 def curve():
-    return load_curve(
+    return concurrency_sweep(
         MODEL, DEVICE, concurrency=[16, 1, 4], prompt_lengths=800, gen_lengths=100, requests=80, tpot=0.01
     )
 
@@ -116,7 +116,7 @@ def test_a_point_is_its_simulation(curve):
 
 def test_per_device_is_of_all_devices():
     one, four = (
-        load_curve("llama-3.1-70b", "h200-sxm", concurrency=[4], layout=layout, requests=8, bound=True)
+        concurrency_sweep("llama-3.1-70b", "h200-sxm", concurrency=[4], layout=layout, requests=8, bound=True)
         for layout in ("tp=4", "tp=8")
     )
     assert one.bound[0].per_device == pytest.approx(one.runs[0].tokens_per_s / 4)
@@ -143,7 +143,9 @@ def test_the_report(capsys, tmp_path):
 
 def test_remarks_say_what_more_requests_would_change():
     few, many = (
-        " ".join(REPORT.text(load_curve(MODEL, DEVICE, concurrency=[1, 4], requests=count, bound=True, **how)).split())
+        " ".join(
+            REPORT.text(concurrency_sweep(MODEL, DEVICE, concurrency=[1, 4], requests=count, bound=True, **how)).split()
+        )
         for count, how in ((8, {"gen_lengths": 30}), (60, {"gen_lengths": "uniform:20-40"}))
     )
     assert "Drain: at concurrency 4, fewer requests are running in up to the last" in few
@@ -155,7 +157,7 @@ def test_remarks_say_what_more_requests_would_change():
 def test_answers_of_one_token_have_no_speed(capsys):
     assert main(["simulate", MODEL, DEVICE, "--concurrency", "1,2", "--gen", "1", "--requests", "4", "--bound"]) == 0
     assert "nan" not in capsys.readouterr().out
-    assert REPORT.html(load_curve(MODEL, DEVICE, concurrency=[1, 2], gen_lengths=1, requests=4, bound=True))
+    assert REPORT.html(concurrency_sweep(MODEL, DEVICE, concurrency=[1, 2], gen_lengths=1, requests=4, bound=True))
 
 
 def test_one_number_is_a_simulation(capsys):
@@ -195,4 +197,4 @@ def test_mistakes_get_one_line(capsys, options, said):
 
 def test_no_numbers():
     with pytest.raises(InputError, match="concurrency must be 1 to 64 numbers; got 0"):
-        llmviewer.load_curve(MODEL, DEVICE, concurrency=[])
+        llmviewer.concurrency_sweep(MODEL, DEVICE, concurrency=[])

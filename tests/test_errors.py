@@ -24,7 +24,7 @@ from llmviewer.errors import InputError
 from llmviewer.model_files import load_model
 from llmviewer.serving.advice import advise
 from llmviewer.serving.planning import plan
-from llmviewer.serving.saturation import saturate
+from llmviewer.serving.saturation import max_throughput
 from llmviewer.serving.simulation import simulate
 from llmviewer.techniques import Requirement
 
@@ -395,7 +395,7 @@ def test_a_what_if_needs_a_device_by_name():
     "call, changed, facts",
     [
         (simulate, {"years": "3"}, ("got '3'",)),
-        (saturate, {"years": "3"}, ("got '3'",)),
+        (max_throughput, {"years": "3"}, ("got '3'",)),
         (simulate, {"policy": 3}, ("got 3",)),
         (simulate, {"expert_skew": "3"}, ("got '3'",)),
         (plan, {"years": "3"}, ("got '3'",)),
@@ -418,7 +418,7 @@ def test_what_is_not_of_its_kind(golden, call, changed, facts):
     usual = {
         analyze: {"model": "gpt2", "hardware": "l4"},
         simulate: {"model": "gpt2", "hardware": "l4", "rate": 1},
-        saturate: {"model": "gpt2", "hardware": "l4"},
+        max_throughput: {"model": "gpt2", "hardware": "l4"},
         plan: {"model": "gpt2", "hardware": "l4", "rate": 1},
         disaggregate: {"model": "gpt2", "prefill_hardware": "l4", "decode_hardware": "l4"},
         advise: {"model": "gpt2", "hardware": "l4"},

@@ -136,6 +136,9 @@ def test_names_of_the_last_release_work_with_a_warning():
         assert inputs.batch == inputs["batch"] == 1
     with pytest.warns(DeprecationWarning, match=r"^llmviewer\.recorded is now llmviewer\.timeline$"):
         assert llmviewer.recorded is llmviewer.timeline
+    for old_name, name in {"saturate": "max_throughput", "load_curve": "concurrency_sweep"}.items():
+        with pytest.warns(DeprecationWarning, match=rf"^llmviewer\.{old_name} is now llmviewer\.{name}$"):
+            assert getattr(llmviewer, old_name) is getattr(llmviewer, name)
     with pytest.warns(DeprecationWarning, match=r"^llmviewer\.recommend is now llmviewer\.advise, and given is "):
         old = llmviewer.recommend("gpt2", "t4", prompt=64, gen=8, given="eagle", without=("draft", "model"))
     now = llmviewer.advise("gpt2", "t4", prompt=64, gen=8, techniques=["eagle"], without=("draft", "model"))
@@ -148,7 +151,7 @@ def test_functions_of_requests_over_time_take_a_setting_as_analyze_does():
     requests = {"prompt_lengths": 64, "gen_lengths": 8}
     for run, given in (
         (llmviewer.simulate, {"rate": 5, "requests": 20, **requests}),
-        (llmviewer.saturate, {**requests, "max_batch": 8}),
+        (llmviewer.max_throughput, {**requests, "max_batch": 8}),
         (llmviewer.advise, {"prompt": 64, "gen": 8, "without": ("answers", "draft", "model")}),
     ):
         assert run(setting, **given).to_dict() == run("gpt2", "l4", **options, **given).to_dict()

@@ -8,7 +8,7 @@ from .cases import first_fast
 
 RESULTS = {
     "simulation": lambda: llmviewer.simulate("gpt2", "t4", rate=1, requests=5, prompt_lengths="100", gen_lengths="9"),
-    "saturation": lambda: llmviewer.saturate("gpt2", "t4"),
+    "saturation": lambda: llmviewer.max_throughput("gpt2", "t4"),
     "plan": lambda: llmviewer.plan("gpt2", rate=1, hardware=["t4"], max_devices=1),
     "advice": lambda: llmviewer.advise("gpt2", "t4"),
     "comparison": lambda: llmviewer.compare("gpt2", ["t4", "l4"]),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import llmviewer
-from llmviewer import saturate
+from llmviewer import max_throughput
 from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.reports.saturation import REPORT
@@ -22,7 +22,7 @@ MODEL, DEVICE = "llama-3.1-8b", "h100-sxm"
 
 
 def test_one_at_a_time_takes_its_prefill_and_its_decode_steps():
-    found = saturate("gpt2", "l4", prompt_lengths=500, gen_lengths=8, max_batch=1, bound=True)
+    found = max_throughput("gpt2", "l4", prompt_lengths=500, gen_lengths=8, max_batch=1, bound=True)
     steps = Steps(found.setting)
     read = float(steps.prefill_s(500.0))
     decoding = sum(float(steps.decode_s(batch=1.0, kv_len=500.0 + i)) for i in range(1, 8))
@@ -33,7 +33,7 @@ def test_one_at_a_time_takes_its_prefill_and_its_decode_steps():
 
 
 def test_a_batch_as_a_whole_is_the_largest_that_analyze_finds():
-    found = saturate(MODEL, DEVICE, policy="static")
+    found = max_throughput(MODEL, DEVICE, policy="static")
     whole = llmviewer.analyze(MODEL, DEVICE, batch="max")
     assert found.bound.running == pytest.approx(whole.request.batch)
     assert found.bound.tokens_per_s == pytest.approx(whole.generation.tokens_per_s, rel=1e-3)
@@ -42,7 +42,7 @@ def test_a_batch_as_a_whole_is_the_largest_that_analyze_finds():
 
 @pytest.mark.parametrize("policy", first_fast([*POLICIES, "chunked:2048"], "simulates thousands of requests"))
 def test_the_closed_form_is_near(policy):
-    found = saturate(MODEL, DEVICE, policy=policy)
+    found = max_throughput(MODEL, DEVICE, policy=policy)
     for run in (found.bound, found.expected):
         assert run.requests_per_s == pytest.approx(run.closed.max_rate, rel=0.05)
     assert found.expected.requests_per_s < found.bound.requests_per_s
@@ -55,7 +55,7 @@ def test_the_closed_form_is_near(policy):
 ], "simulates thousands of requests"))  # fmt: skip
 def test_servers_that_are_busy_keep_an_even_pace(policy, prompt, gen):
     """Whatever fits into a step, no wave goes through the answers, and nobody loses its cache."""
-    run = saturate(MODEL, DEVICE, policy=policy, prompt_lengths=prompt, gen_lengths=gen, bound=True).bound
+    run = max_throughput(MODEL, DEVICE, policy=policy, prompt_lengths=prompt, gen_lengths=gen, bound=True).bound
     assert run.requests_per_s == pytest.approx(run.closed.max_rate, rel=0.05)
     assert run.span.preemptions == 0
 
@@ -63,11 +63,13 @@ def test_servers_that_are_busy_keep_an_even_pace(policy, prompt, gen):
 @pytest.mark.slow("simulates thousands of requests")
 def test_without_a_policy_steps_are_as_large_as_serves_most():
     device, asked = "l4", {"prompt_lengths": 2048, "gen_lengths": 256}
-    found = saturate(MODEL, device, **asked)
-    others = [saturate(MODEL, device, policy=f"chunked:{tokens}", **asked) for tokens in (512, 1024, 2048, 4096, 8192)]
+    found = max_throughput(MODEL, device, **asked)
+    others = [
+        max_throughput(MODEL, device, policy=f"chunked:{tokens}", **asked) for tokens in (512, 1024, 2048, 4096, 8192)
+    ]
     assert found.policy in [each.policy for each in others]
     assert found.expected.tokens_per_s > 0.97 * max(each.expected.tokens_per_s for each in others)
-    assert saturate(MODEL, device, engine="vllm", max_batch=4, **asked).policy.budget == 2048
+    assert max_throughput(MODEL, device, engine="vllm", max_batch=4, **asked).policy.budget == 2048
 
 
 @pytest.mark.parametrize("asked", first_fast([
@@ -78,8 +80,8 @@ def test_without_a_policy_steps_are_as_large_as_serves_most():
 ], "simulates thousands of requests"))  # fmt: skip
 def test_a_long_run_has_the_same_pace(asked):
     """Filling up and running empty are a small part of it."""
-    found = saturate(MODEL, DEVICE, max_batch=64, bound=True, **asked)
-    many = saturate(MODEL, DEVICE, max_batch=64, bound=True, requests=1500, **asked)
+    found = max_throughput(MODEL, DEVICE, max_batch=64, bound=True, **asked)
+    many = max_throughput(MODEL, DEVICE, max_batch=64, bound=True, requests=1500, **asked)
     assert found.bound.tokens_per_s == pytest.approx(many.bound.tokens_per_s, rel=0.02)
     steps = Steps(many.setting)
     whole = serve(steps, many.traffic, policy=many.policy, max_batch=64, block=16)
@@ -89,7 +91,7 @@ def test_a_long_run_has_the_same_pace(asked):
 
 @pytest.mark.slow("simulates thousands of requests")
 def test_copies_and_ranks_that_do_not_wait_for_each_other_serve_as_many_times_as_much():
-    one, copies, ranks = (saturate(MODEL, DEVICE, max_batch=16, bound=True, **how)
+    one, copies, ranks = (max_throughput(MODEL, DEVICE, max_batch=16, bound=True, **how)
                           for how in ({}, {"copies": 3}, {"layout": "dp=3"}))  # fmt: skip
     assert copies.bound.tokens_per_s == pytest.approx(3 * one.bound.tokens_per_s)
     assert ranks.bound.tokens_per_s == pytest.approx(3 * one.bound.tokens_per_s, rel=1e-3)
@@ -102,11 +104,11 @@ def test_copies_and_ranks_that_do_not_wait_for_each_other_serve_as_many_times_as
 def test_without_a_number_memory_says_how_many_at_a_time():
     """With the caches of answers in their middle, few lose theirs."""
     asked = {"prompt_lengths": "uniform:64-192", "gen_lengths": "uniform:500-1500", "bound": True, "requests": 2400}
-    found, more = saturate(MODEL, "l40s", **asked), saturate(MODEL, "l40s", max_batch=800, **asked)
+    found, more = max_throughput(MODEL, "l40s", **asked), max_throughput(MODEL, "l40s", max_batch=800, **asked)
     assert found.max_batch == found.bound.closed.max_batch < 420
     assert found.bound.span.preemptions < more.bound.span.preemptions / 4
     assert found.bound.tokens_per_s == pytest.approx(more.bound.tokens_per_s, rel=0.05)
-    assert saturate("gpt2", "b200", bound=True, prompt_lengths=16, gen_lengths=4).max_batch == 2048
+    assert max_throughput("gpt2", "b200", bound=True, prompt_lengths=16, gen_lengths=4).max_batch == 2048
 
 
 @pytest.mark.parametrize(("asked", "said"), first_fast([
@@ -117,7 +119,7 @@ def test_without_a_number_memory_says_how_many_at_a_time():
     ({"policy": "decode-first"}, "Static batches (no request is admitted until all "),
 ], "simulates thousands of requests", 2))  # fmt: skip
 def test_what_limits(asked, said):
-    limit = saturate(MODEL, DEVICE, bound=True, **asked).bound.limit
+    limit = max_throughput(MODEL, DEVICE, bound=True, **asked).bound.limit
     assert limit.startswith(said)
     assert ". Step time: " in limit
 
@@ -125,13 +127,13 @@ def test_what_limits(asked, said):
 @pytest.mark.slow("simulates thousands of requests")
 def test_as_many_requests_come_as_it_takes():
     asked = {"gen_lengths": "lognormal:mean=100,p95=380", "bound": True, "max_batch": 160, "policy": "prefill-first"}
-    found = saturate(MODEL, DEVICE, **asked)
+    found = max_throughput(MODEL, DEVICE, **asked)
     assert len(found.traffic) > 1000
     assert found.bound.requests_per_s == pytest.approx(found.bound.closed.max_rate, rel=0.05)
     with pytest.raises(InputError, match=r"^requests must be more than 200: the queue is empty before a replica "):
-        saturate(MODEL, DEVICE, requests=200, **asked)
+        max_throughput(MODEL, DEVICE, requests=200, **asked)
     with pytest.raises(InputError, match=r"^requests must be a whole number"):
-        saturate(MODEL, DEVICE, requests=0)
+        max_throughput(MODEL, DEVICE, requests=0)
 
 
 @pytest.mark.slow("simulates thousands of requests")
@@ -145,14 +147,14 @@ def test_the_report_has_nothing_that_grows_with_the_requests(capsys, tmp_path):
     assert "Bottleneck: Decode step time" in words
     assert "mean TTFT" not in words
     assert "E2E latency" not in words
-    found = saturate(MODEL, DEVICE)
+    found = max_throughput(MODEL, DEVICE)
     assert f"output token throughput (tok/s) {found.bound.tokens_per_s:,.0f}" in words
     told = json.loads(REPORT.json(found))
     assert told["inputs"]["rate"] == "max"
     assert told["tokens_per_s"] == pytest.approx(found.bound.tokens_per_s)
     assert told["expected"]["requests_per_s"] == pytest.approx(found.expected.requests_per_s)
     assert not {"times", "queue", "drained"} & {*told, *told["expected"]}
-    least = saturate(MODEL, DEVICE, bound=True)
+    least = max_throughput(MODEL, DEVICE, bound=True)
     assert main(["simulate", MODEL, DEVICE, "--rate", "max", "--bound", "-o", str(tmp_path)]) == 0
     for name in ("saturation.html", "saturation.md", "saturation.csv"):
         assert f"{least.bound.tokens_per_s:,.0f}" in (tmp_path / name).read_text() or name.endswith("csv")

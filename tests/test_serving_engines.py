@@ -15,7 +15,7 @@ from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
 from llmviewer.expectation.engines import ENGINES, IDLE, SERVERS, TABLE
 from llmviewer.expectation.kernels import Kernels
-from llmviewer.serving.saturation import saturate
+from llmviewer.serving.saturation import max_throughput
 from llmviewer.serving.simulation import simulate
 from llmviewer.serving.steps import Steps
 from llmviewer.setting import Setting
@@ -230,7 +230,7 @@ def test_an_engine_has_as_many_sequences_at_a_time_as_it_allows():
     found = [simulate(MODEL, name, rate=1, requests=10, **asked) for name in ("rtx-4090", "h100-sxm")]
     assert [each.max_batch for each in found] == [256, 1024]
     assert simulate(MODEL, "h100-sxm", rate=1, requests=10, max_batch=7, **asked).max_batch == 7
-    assert saturate("llama-3.2-1b", "rtx-4090", **asked).max_batch == 256
+    assert max_throughput("llama-3.2-1b", "rtx-4090", **asked).max_batch == 256
 
 
 @pytest.mark.slow("every engine")

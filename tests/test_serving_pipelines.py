@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from llmviewer import saturate, simulate
+from llmviewer import max_throughput, simulate
 from llmviewer.serving.markov_chain import held_up_s, saturated_s
 from llmviewer.serving.policy import parse_policy
 from llmviewer.serving.steps import Steps
@@ -133,7 +133,7 @@ def test_the_closed_form_is_near(layout, policy, share, exact):
 @pytest.mark.parametrize(("layout", "policy"), first_fast(WAYS, "simulates thousands of requests"))
 @pytest.mark.parametrize("prompt", ["256", "2048"])
 def test_the_most_that_is_served_is_that_of_the_closed_form(layout, policy, prompt):
-    found = saturate(
+    found = max_throughput(
         **SETTING, layout=layout, policy=policy, prompt_lengths=prompt, gen_lengths="uniform:50-450", max_batch=128,
         bound=True,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from llmviewer.reports.serving import REPORT
 from llmviewer.serving.kv_cache import Caches
 from llmviewer.serving.policy import POLICIES, parse_policy
 from llmviewer.serving.progress import Progress, mean_passes
-from llmviewer.serving.saturation import saturate
+from llmviewer.serving.saturation import max_throughput
 from llmviewer.serving.server import serve
 from llmviewer.serving.simulation import simulate
 from llmviewer.serving.steady import steady
@@ -194,7 +194,7 @@ def test_the_closed_form_is_near_at_half_of_the_limit(policy, techniques):
 
 def test_what_is_served_at_most_is_near_the_closed_form():
     for techniques in ([DRAFT], ["prefix-cache:hit=0.5"]):
-        found = saturate(
+        found = max_throughput(
             MODEL, DEVICE, techniques=techniques, policy="prefill-first", max_batch=32, gen_lengths=64, requests=300,
             bound=True,
         )  # fmt: skip

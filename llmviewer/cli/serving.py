@@ -156,7 +156,7 @@ def _curve(
 ) -> None:
     """Simulates several concurrencies, for throughput against speed."""
     from ..reports.load_curve import REPORT
-    from ..serving.load_curve import load_curve as run
+    from ..serving.load_curve import concurrency_sweep as run
 
     if rate is not None or arrivals is not None:
         raise InputError("several values of --concurrency exclude --rate and --arrivals; leave these out")
@@ -166,7 +166,7 @@ def _curve(
 def _saturate(form: str | None, output: Path | None, options: ServedOptions, *, rate: str, **question: Any) -> None:
     """Simulates the maximum throughput."""
     from ..reports.saturation import REPORT
-    from ..serving.saturation import saturate as run
+    from ..serving.saturation import max_throughput as run
 
     for name, unset in _QUEUE_DEFAULTS.items():
         if question.pop(name) != unset:

@@ -1,4 +1,4 @@
-"""load_curve(): throughput against the speed of a request, by concurrency."""
+"""concurrency_sweep(): throughput against the speed of a request, by concurrency."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class LoadCurve(Rows):
             yield from ({"times": name, **point.numbers()} for point in points)
 
 
-def load_curve(
+def concurrency_sweep(
     model: str | Model | Setting,
     hardware: str | Hardware | None = None,
     *,

@@ -1,4 +1,4 @@
-"""saturate(): the maximum throughput of replicas of a model, whose queue is never empty."""
+"""max_throughput(): the maximum throughput of replicas of a model, whose queue is never empty."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .metrics import Span
 from .outcome import summary
 from .policy import Policy, parse_policy
 from .scheduler import WATERMARK
-from .server import saturate as span_of
+from .server import serve_saturated
 from .simulation import check_requests, length_distributions, scheduling_options
 from .steady import SteadyState, steady
 from .steps import OUTPUT_SAMPLES, Steps
@@ -203,7 +203,7 @@ class Saturation(Rows):
 
 
 @document_options(ServedOptions)
-def saturate(
+def max_throughput(
     model: str | Model | Setting,
     hardware: str | Hardware | None = None,
     *,
@@ -299,7 +299,7 @@ def _measure(
         waiting = _with_running(traffic, 0 if policy.drains else num_running, seed)
         num_requests = len(waiting[0])
         results = [
-            span_of(
+            serve_saturated(
                 run,
                 *waiting,
                 policy=policy,

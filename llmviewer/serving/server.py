@@ -43,7 +43,7 @@ def serve(
     return _Server(steps, traffic, policy, max_batch, block, passes=passes).run(progress)
 
 
-def saturate(
+def serve_saturated(
     steps: Steps, traffic: Traffic, passes: Tokens, *, policy: Policy, max_batch: int, block: int,
     progress: Callable[[int], object] = lambda finished: None,
 ) -> Span | None:  # fmt: skip

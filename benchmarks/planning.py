@@ -18,7 +18,7 @@ from functools import partial
 from llmviewer.comparing.choice import choose
 from llmviewer.model_files import load_model
 from llmviewer.serving.advice import advise
-from llmviewer.serving.planning import BATCHES, QUANTS, plan, usual_layouts
+from llmviewer.serving.planning import BATCHES, QUANTS, default_layouts, plan
 
 _DEVICES = (
     "a10", "a100-sxm-80gb", "b200", "gaudi-3", "gb200", "h100-sxm", "h20-sxm", "h200-sxm", "l4", "l40s", "mi300x",
@@ -35,7 +35,7 @@ def main() -> int:
     search = partial(plan, rate=4, ttft=0.5, tpot=0.03, hardware=_DEVICES)
     missed = []
     for model, limit_s in _PLAN_LIMITS_S.items():
-        layouts = usual_layouts(load_model(model).published)
+        layouts = default_layouts(load_model(model).published)
         size = f"{len(_DEVICES)} devices x {len(layouts)} layouts x {len(QUANTS)} precisions x {len(BATCHES)} batches"
         missed.append(_misses(f"plan      {model}: {size}", limit_s, partial(search, model)))
     disaggregated = partial(search, _DISAGGREGATED_MODEL, disaggregated=True)

@@ -22,7 +22,7 @@ def title(result: ExpertDisaggregation) -> str:
 def headline(result: ExpertDisaggregation) -> str:
     """The request in one line."""
     return (
-        f"{title(result)}: decode at a context of {result.kv_len} tokens, {result.attention.quantization}, "
+        f"{title(result)}: decode at context {result.kv_len}, {result.attention.quantization}, "
         f"{result.link} links between them"
     )
 
@@ -35,37 +35,37 @@ def _side(setting: Setting) -> str:
 def tables(result: ExpertDisaggregation) -> list[Table]:
     busy = result.likely
     body = []
-    for at, limit in enumerate(busy.limits):
-        expected = result.expected.expected.step_s[at] if result.expected else np.nan
+    for place, limit in enumerate(busy.limits):
+        expected = result.expected.expected.step_s[place] if result.expected else np.nan
         body.append((
             Item(text=limit),
-            Item(text=f"{result.batch[at]:.0f}", key=result.batch[at]),
-            Item(text=f"{result.micro_batches[at]:.0f}", key=result.micro_batches[at]),
-            time_item(result.bound.step_s[at]),
+            Item(text=f"{result.batch[place]:.0f}", key=result.batch[place]),
+            Item(text=f"{result.micro_batches[place]:.0f}", key=result.micro_batches[place]),
+            time_item(result.bound.step_s[place]),
             time_item(expected),
-            number_item(result.tokens_per_s[at]),
-            DASH if result.together is None else number_item(result.together[at]),
-            *shares(busy, at),
-            Item(text="yes" if result.fits[at] else "no"),
+            number_item(result.tokens_per_s[place]),
+            DASH if result.together is None else number_item(result.together[place]),
+            *shares(busy, place),
+            Item(text="yes" if result.fits[place] else "no"),
         ))  # fmt: skip
     return [
         Table(
             title="Decode steps",
-            about="TPOT: the bound; tokens/s: of each device on average, beside that of as many devices that have "
-            "attention and experts together; attn, experts, links: part of the time that they are busy.",
+            about="tokens/s: mean per device, disaggregated and colocated (as many devices, each with attention and "
+            "experts); attn, experts, links: utilization.",
             head=(
-                "limit", "batch", "parts", "TPOT", "expect", "tokens/s", "together", "attn", "experts", "links",
+                "limit", "batch", "parts", "TPOT >=", "expected", "tokens/s", "colocated", "attn", "experts", "links",
                 "fits",
             ),
             words=("limit",),
             body=tuple(body),
-        ).without_constants("expect", "together")
+        ).without_constants("expected", "colocated")
     ]  # fmt: skip
 
 
-def shares(likely: Busy, at: int) -> tuple[Item, ...]:
+def shares(likely: Busy, place: int) -> tuple[Item, ...]:
     """Shares of a step in which attention, experts and links are busy."""
-    times = (busy_s[at] / likely.step_s[at] for busy_s in (likely.attention, likely.experts, likely.links))
+    times = (busy_s[place] / likely.step_s[place] for busy_s in (likely.attention, likely.experts, likely.links))
     return tuple(Item(text=f"{busy_s:.0%}", key=busy_s) for busy_s in times)
 
 
@@ -74,17 +74,17 @@ def remarks(result: ExpertDisaggregation) -> list[str]:
     lines = []
     if result.fits.any():
         ratio = result.attention_per_expert[best]
-        many, each = ("attention", "expert") if ratio >= 1 else ("expert", "attention")
+        larger, smaller = ("attention", "expert") if ratio >= 1 else ("expert", "attention")
         lines.append(
-            f"At batch {result.batch[best]:.0f}, {max(ratio, 1 / ratio):.3g} {many} devices for each {each} device "
-            f"would keep both sides equally busy; here there are {result.attention.layout.devices} and "
+            f"At batch {result.batch[best]:.0f}, {max(ratio, 1 / ratio):.3g} {larger} devices per {smaller} device "
+            f"would balance both sides; this split has {result.attention.layout.devices} and "
             f"{result.experts.layout.devices}."
         )
-        lines += _beside(result)
+        lines += _comparison(result)
     lines += [
-        f"Memory of {name} devices: {si(needed[best])}B of {si(one.hardware.capacity)}B at batch "
-        f"{result.batch[best]:.0f}; {_most(most)}."
-        for name, one, needed, most in (
+        f"Memory of {name} devices: {si(needed_bytes[best])}B of {si(one.hardware.capacity)}B at batch "
+        f"{result.batch[best]:.0f}; {_max_batch_text(max_batch)}."
+        for name, one, needed_bytes, max_batch in (
             ("attention", result.attention, result.attention_bytes, result.attention_batch),
             ("expert", result.experts, result.expert_bytes, result.expert_batch),
         )
@@ -92,44 +92,45 @@ def remarks(result: ExpertDisaggregation) -> list[str]:
     return lines
 
 
-def _beside(result: ExpertDisaggregation) -> list[str]:
+def _comparison(result: ExpertDisaggregation) -> list[str]:
     """The highest throughput with and without disaggregation, of the batches shown that fit."""
     if result.together is None:
         devices = result.attention.layout.devices
-        return [f"No comparison without disaggregation: {devices} devices do not divide the experts."]
+        return [f"No comparison without disaggregation: {devices} devices do not divide the number of experts."]
     if np.isnan(result.together).all():
         return ["Without disaggregation, none of these batches fits."]
     best, other = result.best, int(np.nanargmax(result.together))
-    apart, together = result.tokens_per_s[best], result.together[other]
-    most = (
-        f"Tokens a second and device, at most, of the batches that fit: {number_item(apart).text} with disaggregation, "
-        f"{number_item(together).text} without: {apart / together:.3g}x."
+    disaggregated_rate, together_rate = result.tokens_per_s[best], result.together[other]
+    rates = (
+        "Highest tokens/s per device of the batches that fit: "
+        f"{number_item(disaggregated_rate).text} with disaggregation, "
+        f"{number_item(together_rate).text} without: {disaggregated_rate / together_rate:.3g}x."
     )
     if result.tokens_per_usd is not None and result.together_tokens_per_usd is not None:
-        bought = (
+        per_dollar = (
             number_item(result.tokens_per_usd[best]).text,
             number_item(result.together_tokens_per_usd[other]).text,
         )
-        return [most, f"Tokens per dollar: {bought[0]} with disaggregation, {bought[1]} without."]
-    return [most]
+        return [rates, f"Tokens per dollar: {per_dollar[0]} with disaggregation, {per_dollar[1]} without."]
+    return [rates]
 
 
-def _most(batch: int | None) -> str:
+def _max_batch_text(batch: int | None) -> str:
     if batch is None:
         return "any batch fits"
-    return f"a batch of {batch:,} fits" if batch else "not one sequence fits"
+    return f"a batch of {batch:,} fits" if batch else "no sequence fits"
 
 
 def basis(result: ExpertDisaggregation) -> str:
-    counted = (
-        f"A token goes to {result.copies:.3g} expert devices in a layer. Parts: micro-batches that take turns, so that "
-        "one is with the experts while another is with attention. No schedule is faster than the side, or the links, "
-        "that all of them keep busy longest, nor than one of them alone (latency)."
+    explanation = (
+        f"A token is sent to {result.copies:.3g} expert devices per layer. Parts: micro-batches that alternate between "
+        "attention and experts. TPOT is at least the time of the busiest of attention, experts and links, and the "
+        "latency of one micro-batch."
     )
     if not result.expected:
-        return f"{counted} Of kernels on one of the devices nothing more is known than the bound."
+        return f"{explanation} Only bounds: no kernels were measured for one of the devices."
     low, high = (np.mean(side.step_s / result.likely.step_s) for side in (result.expected.low, result.expected.high))
-    return f"{counted} 80 % of steps take {low:.2g} to {high:.2g} times what is expected."
+    return f"{explanation} 80 % interval: {low:.2g} to {high:.2g} times the expected time."
 
 
 def _cards(result: ExpertDisaggregation) -> list[Card]:
@@ -138,8 +139,8 @@ def _cards(result: ExpertDisaggregation) -> list[Card]:
     best = result.best
     batch = result.batch[best]
     return [
-        Card(label="tokens", value=f"{number_item(result.tokens_per_s[best]).text}/s", about="a device, at most here"),
-        Card(label="time per token", value=seconds(result.likely.step_s[best]), about=f"at a batch of {batch:.0f}"),
+        Card(label="tokens", value=f"{number_item(result.tokens_per_s[best]).text}/s", about="highest per device"),
+        Card(label="TPOT", value=seconds(result.likely.step_s[best]), about=f"at a batch of {batch:.0f}"),
         Card(label="limit", value=result.likely.limits[best], about="busy longest"),
     ]
 

@@ -18,16 +18,16 @@ from llmviewer.records import frozen
 from llmviewer.units import counted, fold, seconds
 
 from .columns import WIDTH
-from .comparison import BOUNDS_BASIS, boxes, followers, of_models, pictured, pictures
+from .comparison import bounds_basis, boxes, followers, of_models, pictured, pictures
 from .comparison_tables import LETTERS, expectations, memory_item, prices_of
 from .page_figures import Picture, picture
 from .parts import Card
 from .report import Report
 from .tables import Item, Table, filled, number_item, time_item
 
-_FIRST: Final = 6  # of the ranking, to see first
-_MOST: Final = 20  # rows of a table in words, and devices of a reason
-_NAMED: Final = 8  # devices that a remark names
+_MAX_CARDS: Final = 6  # first devices of the ranking
+_MAX_ROWS: Final = 20  # rows of a table in a text, and devices of a reason
+_MAX_NAMES: Final = 8  # devices that a remark names
 
 
 def _cards(choice: Choice) -> list[Card]:
@@ -39,55 +39,56 @@ def _cards(choice: Choice) -> list[Card]:
             about=f"{number_item(one.merit).text} {choice.merit} at the bound, {one.cell.quant}"
             + f", {one.cell.layout}" * (one.cell.layout.devices > 1),
         )
-        for rank, one in enumerate(choice.ranked[:_FIRST], 1)
+        for rank, one in enumerate(choice.ranked[:_MAX_CARDS], 1)
     ]
 
 
 def title(choice: Choice) -> str:
-    users = f"{choice.users} user{'s'[: choice.users > 1]}"
-    of = choice.comparison
-    return f"A device for {choice.model.title}: {users}, prompts of {of.prompt}, answers of {of.gen} tokens"
+    users = f"{choice.users} concurrent user{'s'[: choice.users > 1]}"
+    comparison = choice.comparison
+    tokens = f"{comparison.prompt} input, {comparison.gen} output tokens"
+    return f"A device for {choice.model.title}: {users}, {tokens}"
 
 
 def headline(choice: Choice) -> str:
     """The request, and how many devices qualify."""
     limits = choice.limits
-    goals = [
-        f"at most {limits.budget:,.0f} USD" if limits.budget else "",
-        f"at most {limits.power:g} W" if limits.power else "",
-        f"first token within {seconds(limits.ttft_s)}" if limits.ttft_s else "",
-        f"{seconds(limits.tpot_s)} a token at most" if limits.tpot_s else "",
-        "native data types alone" if limits.native else "",
+    conditions_given = [
+        f"price <= {limits.budget:,.0f} USD" if limits.budget else "",
+        f"TDP <= {limits.power:g} W" if limits.power else "",
+        f"TTFT <= {seconds(limits.ttft_s)}" if limits.ttft_s else "",
+        f"TPOT <= {seconds(limits.tpot_s)}" if limits.tpot_s else "",
+        "native data types only" if limits.native else "",
         f"at most {choice.max_devices} devices of a kind" if choice.max_devices > 1 else "",
         f"engine {choice.comparison.engine}" if choice.comparison.engine else "",
         f"what if {', '.join(choice.comparison.hardware_set)}" if choice.comparison.hardware_set else "",
     ]
-    conditions = ", ".join((f"precisions allowed: {', '.join(choice.quants)}", *filter(None, goals)))
+    conditions = ", ".join((f"precisions allowed: {', '.join(choice.quants)}", *filter(None, conditions_given)))
     count = counted(len(choice.ranked) + len(choice.rejected), "device")
-    by_bound = " by their bounds" * bool(limits.ttft_s or limits.tpot_s)
-    known, fast_enough = _in_time(choice)
-    expected = f", {len(fast_enough)} as expected of measured kernels" * bool(known)
+    by_bound = " at the bound" * bool(limits.ttft_s or limits.tpot_s)
+    with_times, fast_enough = _in_time(choice)
+    expected = f", {len(fast_enough)} by expected times" * bool(with_times)
     qualify = f"{len(choice.ranked)} of {count} qualify{by_bound}{expected}, ranked by {choice.merit}"
-    return f"{title(choice)}; {conditions}. {qualify}{_known(choice)}"
+    return f"{title(choice)}; {conditions}. {qualify}{_priced_devices(choice)}"
 
 
-def _known(choice: Choice) -> str:
+def _priced_devices(choice: Choice) -> str:
     """The number of devices with a price or power, if some have none."""
     considered = len(choice.ranked) + len(choice.rejected)
     if choice.priced == considered:
         return ""
-    known = f". Of these {counted(considered, 'device')} {choice.priced} {'has' if choice.priced == 1 else 'have'}"
+    devices = f". Of these {counted(considered, 'device')} {choice.priced} {'has' if choice.priced == 1 else 'have'}"
     if choice.by is By.ENERGY:
-        return f"{known} a known TDP, without which none is ranked"
-    years = "; with --depreciation YEARS that of a purchase counts too" if choice.comparison.years is None else ""
-    return f"{known} a known price, without which none is ranked{years}"
+        return f"{devices} a known TDP; only these are ranked"
+    years = "; --depreciation YEARS counts purchase prices too" if choice.comparison.years is None else ""
+    return f"{devices} a known price; only these are ranked{years}"
 
 
 def unsold(left_out: Sequence[str]) -> list[str]:
-    """Devices that were left out as they are not available, and how to include them."""
+    """Devices that are not included because they are not available, and how to include them."""
     if not left_out:
         return []
-    return [f"Left out, as they are announced but not yet available: {', '.join(left_out)}. --hardware NAME has one."]
+    return [f"Not included: {', '.join(left_out)} (announced, not yet available; --hardware NAME includes one)."]
 
 
 def remarks(choice: Choice) -> list[str]:
@@ -103,12 +104,11 @@ def remarks(choice: Choice) -> list[str]:
         )
     return [
         *lines,
-        *unsold(choice.left_out),
+        *unsold(choice.unavailable),
         *_on_times(choice),
         (
-            f"{_counted(choice)} A device is ranked in the allowed precision that is best on it; what a precision does "
-            "to the answers is not counted. "
-            "All users send their prompts at once: that is the longest time to first token."
+            f"{_counted(choice)} Each device is ranked in its best allowed precision; accuracy is not considered. All "
+            "users send their prompts at once, so TTFT is the worst case."
         ),
         *followers(one.cell for one in choice.ranked),
         *of_models(choice.comparison),
@@ -120,24 +120,24 @@ def _in_time(choice: Choice) -> tuple[int, list[str]]:
     """Devices within the time limits at the bound: those with expected times, and those that are expected to be too."""
     limits = {key: limit for key, limit in (("ttft", choice.limits.ttft_s), ("tpot", choice.limits.tpot_s)) if limit}
     ranked = (one.cell for one in choice.ranked if limits)
-    known = {cell.hardware.name: found for cell in ranked if (found := choice.comparison.expected(cell))}
-    kept = [
+    expected_times = {cell.hardware.name: expected for cell in ranked if (expected := choice.comparison.expected(cell))}
+    in_time = [
         name
-        for name, found in known.items()
-        if all(_late(getattr(found, key), limit) <= 1 for key, limit in limits.items())
+        for name, expected in expected_times.items()
+        if all(_late(getattr(expected, key), limit) <= 1 for key, limit in limits.items())
     ]
-    return len(known), kept
+    return len(expected_times), in_time
 
 
 def _on_times(choice: Choice) -> Iterator[str]:
-    """The devices within the time limits at the bound that are expected to keep them."""
-    known, kept = _in_time(choice)
-    if known:
-        more = f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
+    """The devices within the time limits at the bound that are expected to meet them."""
+    with_times, in_time = _in_time(choice)
+    if with_times:
+        further = f" and {len(in_time) - _MAX_NAMES} more" if len(in_time) > _MAX_NAMES else ""
         yield (
-            f"Devices qualify by bounds. As expected of measured kernels, {len(kept)} of the {known} of which "
-            f"something is known keep to the times allowed{': ' * bool(kept)}{', '.join(kept[:_NAMED])}{more}. "
-            "`llmviewer plan` looks for what does."
+            f"Devices qualify by lower bounds. Of the {with_times} with expected times, {len(in_time)} are expected to "
+            f"meet the targets{': ' * bool(in_time)}{', '.join(in_time[:_MAX_NAMES])}{further}. "
+            "`llmviewer plan` searches for settings that do."
         )
 
 
@@ -150,29 +150,28 @@ def _counted(choice: Choice) -> str:
     if choice.max_devices == 1:
         return "Single devices."
     return (
-        f"The fewest devices of a kind that qualify, of all numbers up to {choice.max_devices} by which tensor "
-        "parallelism can cut the model, in one box; costs and powers are of all of them."
+        f"The smallest number of devices that qualifies, up to {choice.max_devices} on one host with tensor "
+        "parallelism; costs and powers are those of all devices."
     )
 
 
 def tables(choice: Choice) -> list[Table]:
     expected = expectations(choice.comparison, [one.cell for one in choice.ranked])
-    found = (_ranked(choice), expected.without_constants("model", "batch", "layout"), _rejected(choice))
-    return [replace(table, most=_MOST) for table in found if table.body]
+    all_tables = (_ranked(choice), expected.without_constants("model", "batch", "layout"), _rejected(choice))
+    return [replace(table, most=_MAX_ROWS) for table in all_tables if table.body]
 
 
 def _ranked(choice: Choice) -> Table:
-    several = "n: how many. " if choice.max_devices > 1 else ""
-    each = " of each device" if choice.max_devices > 1 else ""
+    several = "n: number of devices. " if choice.max_devices > 1 else ""
+    each = " per device" if choice.max_devices > 1 else ""
     priced = ("USD/h",) if choice.by is By.COST else ()
-    years = f", a purchase spread over {choice.comparison.years:g} years" if choice.comparison.years else ""
+    years = f", else the purchase price over {choice.comparison.years:g} years" if choice.comparison.years else ""
     when = prices_of(one.cell.hardware for one in choice.ranked)
     price = f"USD/h: the cloud price{years}.{when} " if priced else ""
     table = Table(
         title=f"Devices by {choice.merit}",
-        about=f"{several}{price}TTFT: time to first token. TPOT: time per output token. Memory: what is needed{each}, "
-        "and what there is. Users: as many fit. P, D: what most of the prefill and of a decode step is bound by. "
-        f"{LETTERS}.",
+        about=f"{several}{price}Memory: required{each} < available. Users: maximum concurrency by memory. P, D: bound "
+        f"of most of the prefill and of a decode step. {LETTERS}.",
         head=("device", "n", "precision", choice.merit, *priced, "TTFT", "TPOT", "memory [GB]", "users", "P", "D"),
         words=("device", "precision"),
         body=tuple(_row(one, choice) for one in choice.ranked),
@@ -206,7 +205,7 @@ def _bound(cell: Cell, phase: str) -> Item:
 def _rejected(choice: Choice) -> Table:
     return _Grouped(
         title="Devices that do not qualify",
-        about="In the allowed precision that comes closest.",
+        about="By the allowed precision that comes closest.",
         head=("device", "precision", "why"),
         words=("device", "precision", "why"),
         body=tuple(map(_reason, choice.rejected)),
@@ -228,8 +227,8 @@ class _Grouped(Table):
         return "\n".join((filled(self.title, width), *lines, self.below(width)))
 
     def _named(self, names: Sequence[str]) -> str:
-        more = len(names) - len(names[: self.most])
-        return f"{', '.join(names[: self.most])}{f' and {more} more' if more else ''}"
+        further = len(names) - len(names[: self.most])
+        return f"{', '.join(names[: self.most])}{f' and {further} more' if further else ''}"
 
     def _left_out(self) -> int:
         return sum(len(names) - len(names[: self.most]) for _, names in self.groups)
@@ -240,17 +239,17 @@ def _groups(rejected: Sequence[Rejected]) -> Iterator[tuple[str, tuple[str, ...]
 
     Reasons without a factor, such as an unknown price, come last.
     """
-    found: dict[str, list[Rejected]] = {}
+    groups: dict[str, list[Rejected]] = {}
     for one in sorted(rejected, key=lambda one: isinf(one.excess)):
-        limit = "there is" if one.factor == MEMORY else "is allowed"
-        shared = one.reason if isinf(one.excess) else f"{one.factor}, of what {limit}"
-        found.setdefault(shared, []).append(one)
-    for shared, those in found.items():
-        names = [one.cell.hardware.name for one in those]
-        if len(those) == 1:
-            yield names[0], (those[0].reason,)
+        limit = "available" if one.factor == MEMORY else "allowed"
+        shared = one.reason if isinf(one.excess) else f"{one.factor}, over what is {limit}"
+        groups.setdefault(shared, []).append(one)
+    for shared, members in groups.items():
+        names = [one.cell.hardware.name for one in members]
+        if len(members) == 1:
+            yield names[0], (members[0].reason,)
         else:
-            folds = ("" if isinf(one.excess) else f" {fold(one.excess)}" for one in those)
+            folds = ("" if isinf(one.excess) else f" {fold(one.excess)}" for one in members)
             yield shared, tuple(map("".join, zip(names, folds, strict=True)))
 
 
@@ -268,8 +267,8 @@ def _pictures(choice: Choice) -> list[list[Picture]]:
 def _rankings(choice: Choice) -> Iterator[Picture]:
     from .comparison_figures import ranking
 
-    for by in ("memory bandwidth", "peak OP/s"):
-        yield picture(ranking(choice, by), f"ranking-{by.split()[0]}")
+    for quantity in ("memory bandwidth", "peak OP/s"):
+        yield picture(ranking(choice, quantity), f"ranking-{quantity.split()[0]}")
 
 
 REPORT: Final = Report[Choice](
@@ -278,7 +277,7 @@ REPORT: Final = Report[Choice](
     headline=headline,
     tables=tables,
     remarks=remarks,
-    basis=lambda choice: BOUNDS_BASIS,
+    basis=lambda choice: bounds_basis(choice.comparison),
     cards=_cards,
     pictures=_pictures,
 )

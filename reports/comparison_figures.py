@@ -21,7 +21,7 @@ _BATCHES: Final = tuple(2**i for i in range(11))
 _LENGTHS: Final = tuple(2**i for i in range(7, 18))
 _CROSS: Final = "black"  # on a dark page too: what is below keeps its colour
 _SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "cross", "star")
-_BESIDE: Final = 4  # ticks of an x axis that a phone has room for
+_MAX_TICKS: Final = 4  # ticks of an x axis that a phone has room for
 _ROW, _AROUND = 46, 168  # heights of a bar and of what is around bars [px]
 
 
@@ -29,8 +29,8 @@ def time_by_bound(cells: Mapping[str, Cell], phase: str) -> go.Figure:
     """Time of a pass at the first batch in each setting, divided by bound."""
     passes = {name: cell.passes[phase] for name, cell in cells.items() if phase in cell.passes}
     several = any(changes_passes(cell.setting.techniques) for cell in cells.values())
-    read = "the pass that reads the prompts, or the last of them" if several else "time to first token"
-    about = read if phase == "prefill" else "a step in the middle of the answer"
+    read = "the prefill, or its last chunk" if several else "time to first token"
+    about = read if phase == "prefill" else "the decode step in the middle of the output"
     figure = frame(f"Time of {phase} by bound", about, height=_AROUND + _ROW * len(passes))
     wholes = [float(one.time_s[0]) for one in passes.values()]
     scale, unit = time_unit(max(wholes))
@@ -56,9 +56,9 @@ def time_by_bound(cells: Mapping[str, Cell], phase: str) -> go.Figure:
 
 
 def bound_map(cell: Cell, name: str, phase: str) -> go.Figure:
-    """The share of a pass that is memory-bound, over batch and length; crosses where it does not fit."""
-    most = cell.model.max_context or _LENGTHS[-1]
-    lengths = [n for n in _LENGTHS if n <= most] or [most]
+    """The memory-bound share of a pass over batch and length; crosses where it does not fit."""
+    max_length = cell.model.max_context or _LENGTHS[-1]
+    lengths = [n for n in _LENGTHS if n <= max_length] or [max_length]
     share = memory_share(cell, phase, _BATCHES, lengths)
     beyond = [[not fits(cell, phase, batch=batch, length=n) for batch in _BATCHES] for n in lengths]
     others = "compute or links" if cell.layout.devices > 1 else "compute"
@@ -75,9 +75,9 @@ def share_map(
     beyond: Sequence[Sequence[bool]],
     others: str = "compute",
 ) -> go.Figure:
-    """The share of a pass that is memory-bound, [length, batch], and crosses where `beyond`, as it does not fit.
+    """The share of a pass that is memory-bound, [length, batch], and crosses where it does not fit (`beyond`).
 
-    others  what bounds the rest of the time
+    others  the bound of the rest of the time
     """
     length = "context" if phase == "decode" else "prompt"
     crossed = [
@@ -95,7 +95,7 @@ def share_map(
             "tickvals": [0, 1], "ticktext": [others, "memory"], "tickfont": {"size": 12}, "outlinewidth": 0,
         },
         "customdata": [[f"{value:.0%}" for value in row] for row in share],
-        "hovertemplate": f"batch %{{x}}, {length} %{{y}}: %{{customdata}} of the time waits for memory<extra></extra>",
+        "hovertemplate": f"batch %{{x}}, {length} %{{y}}: %{{customdata}} of the time is memory-bound<extra></extra>",
     }  # fmt: skip
     crosses = {
         "type": "scatter", "x": [x for x, _ in crossed], "y": [y for _, y in crossed], "mode": "markers",
@@ -104,7 +104,7 @@ def share_map(
     }  # fmt: skip
     return frame(
         f"{name}: what bounds {phase}",
-        f"share of its time that waits for memory, by batch and {length}; crosses: does not fit",
+        f"memory-bound share of the time, by batch and {length}; crosses: does not fit",
         height=400, traces=[heat, crosses],
         xaxis={"title": {"text": "batch [sequences]"}, "type": "category", "showgrid": False, "tickangle": 0,
                "nticks": 6},
@@ -115,8 +115,8 @@ def share_map(
 def fits(cell: Cell, phase: str, *, batch: int, length: int) -> bool:
     """Whether a prefill of prompts of `length` tokens, or decode steps at that context, fit the memory."""
     prompt, gen = (length, 0) if phase == "prefill" else (min(cell.prompt, length), max(length - cell.prompt, 0))
-    needed = cell.setting.footprint.total_bytes(batch=batch, prompt=prompt, gen=gen)
-    return bool(needed <= cell.hardware.capacity)
+    needed_bytes = cell.setting.footprint.total_bytes(batch=batch, prompt=prompt, gen=gen)
+    return bool(needed_bytes <= cell.hardware.capacity)
 
 
 def tokens(n: int) -> str:
@@ -128,16 +128,16 @@ def tokens(n: int) -> str:
     return f"{n // 1024}k" if n >= 1024 and n % 1024 == 0 else str(n)
 
 
-def ranking(choice: Choice, by: str) -> go.Figure:
+def ranking(choice: Choice, quantity: str) -> go.Figure:
     """Merit of the ranked devices against their memory bandwidth or peak."""
     cells = [one.cell for one in choice.ranked]
-    bandwidth = by == "memory bandwidth"
+    bandwidth = quantity == "memory bandwidth"
     x = [cell.layout.devices * (cell.hardware.bandwidth() if bandwidth else cell.peak) for cell in cells]
     y = [one.merit for one in choice.ranked]
-    follows = choice.follows().get(by)
+    follows = choice.follows().get(quantity)
     about = "" if follows is None else f"rank correlation {follows:.3f}; "
     unit = "B/s" if bandwidth else "OP/s"
-    figure = frame(f"{choice.merit} against {by}", f"{about}a point for each device", height=420)
+    figure = frame(f"{choice.merit} against {quantity}", f"{about}a point for each device", height=420)
     precisions = dict.fromkeys(cell.quant for cell in cells)
     for quant, line, symbol in zip(precisions, lines(len(precisions)), cycle(_SYMBOLS), strict=False):
         places = [i for i, cell in enumerate(cells) if cell.quant == quant]
@@ -150,7 +150,9 @@ def ranking(choice: Choice, by: str) -> go.Figure:
             ],
             hovertemplate="%{hovertext}<extra></extra>",
         )  # fmt: skip
-    figure.update_xaxes(title_text=f"{by.removesuffix(' OP/s')} [{unit}]", **log_axis(x, si, max_ticks=_BESIDE))
+    figure.update_xaxes(
+        title_text=f"{quantity.removesuffix(' OP/s')} [{unit}]", **log_axis(x, si, max_ticks=_MAX_TICKS)
+    )
     figure.update_yaxes(title_text=choice.merit, **log_axis(y, si))
     return figure
 

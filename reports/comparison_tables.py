@@ -17,8 +17,8 @@ from llmviewer.devices.hardware import Hardware
 
 from .tables import DASH, Item, Table, digits, number_item, time_item
 
-WHERE: Final = ("model", "precision", "device", "layout")  # columns that say which setting a row is of
-_STARRED: Final = 4  # devices of which it is told on which others their kernels were measured
+WHERE: Final = ("model", "precision", "device", "layout")  # columns that identify the setting of a row
+_MAX_EXPLAINED_DEVICES: Final = 4  # devices up to which the text names where their kernels were measured
 _TRANSFERRED: Final = "transferred from "
 _LETTER: Final = {bound: bound[0].upper() for bound in BOUNDS}
 LETTERS: Final = "M: memory-bound, C: compute-bound, L: link-bound"
@@ -26,20 +26,20 @@ LETTERS: Final = "M: memory-bound, C: compute-bound, L: link-bound"
 
 def tables(comparison: Comparison) -> list[Table]:
     """All tables of the report; rows are settings in the order of the request."""
-    cells = comparison.answered
+    cells = comparison.runnable
     phases = [phase for phase in ("prefill", "decode") if any(phase in cell.passes for cell in cells)]
     fitting = [cell for cell in cells if cell.fits.any()]
-    found = [_times(comparison), _too_large(comparison), expectations(comparison, fitting), _largest(comparison)]
-    found += [_where(cells, phase, first_batch(comparison)) for phase in phases]
-    found.append(_sensitivities(cells))
+    all_tables = [_times(comparison), _too_large(comparison), expectations(comparison, fitting), _largest(comparison)]
+    all_tables += [_where(cells, phase, first_batch(comparison)) for phase in phases]
+    all_tables.append(_sensitivities(cells))
     for phase, axis in (("prefill", "prompt"), ("prefill", "batch"), ("decode", "batch"), ("decode", "context")):
         crossings = [c for c in comparison.crossings if (c.phase, c.axis) == (phase, axis)]
         if crossings:
-            found.append(_crossings(crossings, phase, axis, comparison))
+            all_tables.append(_crossings(crossings, phase, axis, comparison))
     texts = [{item.text for item in column} for column in zip(*map(where, comparison.cells), strict=True)]
     alike = [name for name, column in zip(WHERE, texts, strict=True) if len(column) == 1]
     dropped = alike if len(cells) > 1 else [name for name in alike if name != "device"]  # a row has a name
-    return [table.without_constants(*dropped) for table in found if table.body]
+    return [table.without_constants(*dropped) for table in all_tables if table.body]
 
 
 def _without_batch(table: Table, comparison: Comparison) -> Table:
@@ -55,11 +55,11 @@ def where(cell: Cell) -> tuple[Item, ...]:
 
 def memory_item(cell: Cell, place: int = 0) -> Item:
     """Such as "27.1<85.5": needed and available memory. [GB]"""
-    needed, there = float(cell.total_bytes[place]), cell.hardware.capacity
-    if isnan(needed):
+    needed_bytes, capacity = float(cell.total_bytes[place]), cell.hardware.capacity
+    if isnan(needed_bytes):
         return DASH
     sign = "<" if cell.fits[place] else ">"
-    return Item(text=f"{digits(needed / 1e9)}{sign}{digits(there / 1e9)}", key=needed / there)
+    return Item(text=f"{digits(needed_bytes / 1e9)}{sign}{digits(capacity / 1e9)}", key=needed_bytes / capacity)
 
 
 def _times(comparison: Comparison) -> Table:
@@ -76,8 +76,7 @@ def _times(comparison: Comparison) -> Table:
     )  # fmt: skip
     table = Table(
         title="Time and memory",
-        about="TTFT: time to first token. TPOT: time per output token, the mean of the steps. Memory: what is needed"
-        f"{' of each device' * bool(comparison.layouts)}, and what there is.",
+        about=f"Roofline lower bounds. Memory{' per device' * bool(comparison.layouts)}: required < available.",
         head=(*WHERE, "batch", "TTFT", "TPOT", "latency", "tokens/s", "memory [GB]"),
         words=WHERE,
         body=body,
@@ -89,19 +88,19 @@ def _too_large(comparison: Comparison) -> Table:
     """Settings that do not fit, and the part of the request that would."""
     body = tuple(
         (
-            *where(cell), Item(text=str(batch), key=batch), _gigabytes(needed := float(cell.total_bytes[i])),
-            _gigabytes(there := cell.hardware.capacity), Item(text=f"{digits(needed / there)}x", key=needed / there),
-            Item(text=str(largest) if (largest := cell.largest.batch) else "not even 1", key=largest),
+            *where(cell), Item(text=str(batch), key=batch), _gigabytes(needed_bytes := float(cell.total_bytes[i])),
+            _gigabytes(capacity := cell.hardware.capacity),
+            Item(text=f"{digits(ratio := needed_bytes / capacity)}x", key=ratio),
+            Item(text=str(largest) if (largest := cell.largest.batch) else "none", key=largest),
         )
-        for cell in comparison.answered
+        for cell in comparison.runnable
         for i, batch in enumerate(cell.batches)
         if not cell.fits[i]
     )  # fmt: skip
-    each = " of each device" * bool(comparison.layouts)
+    each = " per device" * bool(comparison.layouts)
     table = Table(
         title="Does not fit",
-        about=f"The memory{each} that is needed, what there is, and the largest batch that fits. It cannot be run so: "
-        "what it would take, if it fitted, is in JSON and CSV, and tables below of where time goes are as if it did.",
+        about=f"Memory{each} required and available. Tables of bounds below include these settings as if they fitted.",
         head=(*WHERE, "batch", "needs", "has", "times", "largest batch"),
         words=WHERE,
         body=body,
@@ -113,7 +112,7 @@ def _gigabytes(value: float) -> Item:
     return Item(text=f"{digits(value / 1e9)} GB", key=value)
 
 
-def _whose(cell: Cell) -> str:
+def _library_label(cell: Cell) -> str:
     """The library of the expected kernels, with a star if they were measured on other devices."""
     carried = "*" if cell.setting.kernels and cell.setting.kernels.is_unmeasured else ""
     return f"{cell.library}{carried}" if cell.library else "median*"
@@ -121,25 +120,24 @@ def _whose(cell: Cell) -> str:
 
 def expectations(comparison: Comparison, cells: Iterable[Cell]) -> Table:
     """Bounds and expected times side by side, of settings with expected times."""
-    whose = f"of {comparison.library or comparison.engine or 'the library of which most was measured on the device'}"
-    shown = list(cells)
+    library = comparison.library or comparison.engine or "the library with most measurements on the device"
+    cells_shown = list(cells)
     body = tuple(
         (
             *where(cell), Item(text=str(batch), key=batch),
-            *(item for times in _bounds_and_expected(cell, found) for item in map(time_item, times[i])),
-            Item(text=_whose(cell)),
+            *(item for times in _bounds_and_expected(cell, expected) for item in map(time_item, times[i])),
+            Item(text=_library_label(cell)),
         )
-        for cell in shown
-        if (found := comparison.expected(cell))
+        for cell in cells_shown
+        if (expected := comparison.expected(cell))
         for i, batch in enumerate(cell.batches)
         if cell.fits[i]
     )  # fmt: skip
     table = Table(
-        title="What to expect of measured kernels",
-        about=f"Beside each bound, what kernels {whose} are expected to take; with a star, as measured on "
-        f"devices like it (median: of all their libraries){_relatives(comparison, shown)}. JSON and CSV have the "
-        "intervals and where they come from.",
-        head=(*WHERE, "batch", "TTFT", "expect", "TPOT", "expect", "kernels"),
+        title="Expected times",
+        about=f"Kernels of {library}; *: as measured on similar devices (median: of all their libraries)"
+        f"{_relatives(comparison, cells_shown)}. JSON and CSV have intervals and sources.",
+        head=(*WHERE, "batch", "TTFT >=", "expected", "TPOT >=", "expected", "kernels"),
         words=(*WHERE, "kernels"),
         body=body,
     )
@@ -147,16 +145,16 @@ def expectations(comparison: Comparison, cells: Iterable[Cell]) -> Table:
 
 
 def _relatives(comparison: Comparison, cells: Iterable[Cell]) -> str:
-    """The devices whose measurements stand in for those of a device with a star, if that has few."""
-    on: dict[str, dict[str, None]] = {}
+    """The devices whose measurements were used for devices with a star, if these are few."""
+    sources_by_device: dict[str, dict[str, None]] = {}
     for cell in cells:
-        found = comparison.expected(cell)
-        if found and found.source.startswith(_TRANSFERRED) and _whose(cell).endswith("*"):
-            names = found.source.removeprefix(_TRANSFERRED).split(", ")
-            on.setdefault(cell.hardware.name, {}).update(dict.fromkeys(names))
-    if not 0 < len(on) <= _STARRED:
+        expected = comparison.expected(cell)
+        if expected and expected.source.startswith(_TRANSFERRED) and _library_label(cell).endswith("*"):
+            names = expected.source.removeprefix(_TRANSFERRED).split(", ")
+            sources_by_device.setdefault(cell.hardware.name, {}).update(dict.fromkeys(names))
+    if not 0 < len(sources_by_device) <= _MAX_EXPLAINED_DEVICES:
         return ""
-    return ": " + "; ".join(f"{name} mostly as {', '.join(others)}" for name, others in on.items())
+    return ": " + "; ".join(f"{name} mostly as {', '.join(others)}" for name, others in sources_by_device.items())
 
 
 def _bounds_and_expected(cell: Cell, result: ExpectedTimes) -> Iterable[Sequence[tuple[float, float]]]:
@@ -167,9 +165,9 @@ def _bounds_and_expected(cell: Cell, result: ExpectedTimes) -> Iterable[Sequence
 
 
 def prices_of(devices: Iterable[Hardware]) -> str:
-    """When cloud prices of devices were listed, as prices change; "" without prices."""
+    """Months in which cloud prices of devices were listed; "" without prices."""
     months = listed(devices)
-    return f" Cloud prices are those of {months}." if months else ""
+    return f" Cloud prices of {months}." if months else ""
 
 
 def _largest(comparison: Comparison) -> Table:
@@ -180,36 +178,35 @@ def _largest(comparison: Comparison) -> Table:
             number_item(rate := cell.largest.tokens_per_s), number_item(float(cell.per_joule(rate))),
             number_item(float(cell.per_dollar(rate, years))), _hundredths(cell.largest.capacity),
         )
-        for cell in comparison.answered
+        for cell in comparison.runnable
         if cell.largest.batch
     )  # fmt: skip
-    spread = f", a purchase spread over {years:g} years of use without a pause" if years else ""
+    spread = f", or of its purchase price over {years:g} years of continuous use" if years else ""
     bought = not years and any(
         "price.purchase" in cell.hardware.numbers and "price.cloud" not in cell.hardware.numbers
-        for cell in comparison.answered
+        for cell in comparison.runnable
     )
-    more = " A price of purchase counts with --depreciation YEARS." if bought else ""
-    more += prices_of(cell.hardware for cell in comparison.answered)
-    joined = " Of all devices of a layout together." if comparison.layouts else ""
+    notes = " --depreciation YEARS counts purchase prices." if bought else ""
+    notes += prices_of(cell.hardware for cell in comparison.runnable)
+    joined = " Rates are those of all devices of a layout." if comparison.layouts else ""
     return Table(
         title="At the largest batch that fits",
-        about="Tokens per joule at the device's TDP, per dollar of its price where its file has one"
-        f"{spread}.{more}{joined} Capacity: per cent more tokens/s for a per cent more memory.",
+        about="At the bound. Tokens per joule at TDP, per dollar at the cloud price"
+        f"{spread}.{notes}{joined} Capacity: % more tokens/s for 1 % more memory.",
         head=(*WHERE, "batch", "tokens/s", "tokens/J", "tokens/USD", "capacity"),
         words=WHERE,
         body=body,
     )
 
 
-def _where(cells: Sequence[Cell], phase: str, at: str) -> Table:
+def _where(cells: Sequence[Cell], phase: str, batch_text: str) -> Table:
     """The bound of a pass and of each group of operators, with its share of the time."""
     groups = [g for g in groups_of(cells) if any(phase in c.passes and g in c.passes[phase].groups for c in cells)]
     length = next(cell.passes[phase].length for cell in cells if phase in cell.passes)
-    what = f"a prompt of {length}" if phase == "prefill" else f"a context of {length}, the middle of the answer"
+    length_text = f"a prompt of {length}" if phase == "prefill" else f"a context of {length}, the middle of the output"
     return Table(
-        title=f"Where the time of {phase} goes, at {at} and {what}",
-        about=f"Shares of the time, and what bounds them. {LETTERS}. All: what most of the time is bound by, and how "
-        "much of it.",
+        title=f"Time of {phase} by operator group, at {batch_text} and {length_text}",
+        about=f"Bound and share of the time, at lower bounds. {LETTERS}. All: the bound of most of the time.",
         head=(*WHERE, ALL, *groups),
         words=WHERE,
         body=tuple(
@@ -221,35 +218,35 @@ def _where(cells: Sequence[Cell], phase: str, at: str) -> Table:
 
 
 def groups_of(cells: Sequence[Cell]) -> list[str]:
-    return [g for g in GROUPS if any(g in own.groups for cell in cells for own in cell.passes.values())]
+    return [g for g in GROUPS if any(g in breakdown.groups for cell in cells for breakdown in cell.passes.values())]
 
 
 def _bound_item(cell: Cell, phase: str, group: str = ALL) -> Item:
-    own = cell.passes[phase]
-    if group != ALL and group not in own.groups:
+    breakdown = cell.passes[phase]
+    if group != ALL and group not in breakdown.groups:
         return DASH
-    bound = own.bound(0, group)
-    share = own.share(0, bound=bound) if group == ALL else own.share(0, group=group)
+    bound = breakdown.bound(0, group)
+    share = breakdown.share(0, bound=bound) if group == ALL else breakdown.share(0, group=group)
     return Item(text=f"{_LETTER[bound]} {share:.0%}", key=share, bound=bound)
 
 
 def _sensitivities(cells: Sequence[Cell]) -> Table:
     """Sensitivity: time saved in each pass per +1 % of each resource."""
-    kept = [
+    shown = [
         (phase, resource)
         for phase in ("prefill", "decode")
         for resource in RESOURCES
         if any(phase in c.passes and c.passes[phase].share(0, resource=resource) >= 0.005 for c in cells)
     ]
-    linked = any(resource == "link" for _, resource in kept)
-    links = "; link: bandwidth of links and messages a second" if linked else ""
+    linked = any(resource == "link" for _, resource in shown)
+    links = "; link: bandwidth and message rate" if linked else ""
     return Table(
-        title="What one per cent more of a rate takes off the time, in per cent",
-        about="-d log time / d log rate: the share of the time that waits for it. P: prefill, D: decode; memory: its "
-        f"bandwidth; matrix and vector: the peaks of those units{links}.",
-        head=(*WHERE, *(f"{phase[0].upper()} {resource}" for phase, resource in kept)),
+        title="Sensitivity: time saved (%) per +1 % of each resource",
+        about="-d log time / d log rate, at lower bounds. P: prefill, D: decode; memory: bandwidth; matrix, vector: "
+        f"peak rates{links}.",
+        head=(*WHERE, *(f"{phase[0].upper()} {resource}" for phase, resource in shown)),
         words=WHERE,
-        body=tuple((*where(cell), *(_elasticity(cell, *place) for place in kept)) for cell in cells),
+        body=tuple((*where(cell), *(_elasticity(cell, *place) for place in shown)) for cell in cells),
     )
 
 
@@ -264,20 +261,20 @@ def _hundredths(value: float) -> Item:
 
 
 def _crossings(crossings: Sequence[Crossing], phase: str, axis: str, comparison: Comparison) -> Table:
-    found = {(id(c.cell), c.group): c for c in crossings}
-    columns = [g for g in (ALL, *groups_of(comparison.answered)) if any(c.group == g for c in crossings)]
-    cells = [cell for cell in comparison.answered if phase in cell.passes]
+    by_group = {(id(c.cell), c.group): c for c in crossings}
+    columns = [g for g in (ALL, *groups_of(comparison.runnable)) if any(c.group == g for c in crossings)]
+    cells = [cell for cell in comparison.runnable if phase in cell.passes]
     length = cells[0].passes[phase].length
-    at = first_batch(comparison)
+    condition = first_batch(comparison)
     if axis == "batch":
-        at = f"{'a prompt' if phase == 'prefill' else 'a context'} of {length}"
+        condition = f"{'a prompt' if phase == 'prefill' else 'a context'} of {length}"
     marks = "(n): does not fit. " if axis == "batch" else ""
     return Table(
-        title=f"The {axis} from which {phase} is bound by something else, at {at}",
-        about=f"From M to C where nothing else is said. {marks}-: no change. {LETTERS}.",
+        title=f"{axis.capitalize()} from which the bound of {phase} changes, at {condition}",
+        about=f"From M to C unless marked. {marks}-: no change. {LETTERS}.",
         head=(*WHERE, *columns),
         words=WHERE,
-        body=tuple((*where(cell), *(_change(found.get((id(cell), g)), axis) for g in columns)) for cell in cells),
+        body=tuple((*where(cell), *(_change(by_group.get((id(cell), g)), axis) for g in columns)) for cell in cells),
     )
 
 
@@ -292,5 +289,5 @@ def _change(crossing: Crossing | None, axis: str) -> Item:
 
 
 def first_batch(comparison: Comparison) -> str:
-    """The first batch."""
+    """The first batch, in words."""
     return f"batch {comparison.batches[0]}" if comparison.batches else "the largest batch that fits"

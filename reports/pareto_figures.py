@@ -13,14 +13,14 @@ from llmviewer.units import seconds
 from .drawing import BLUE, GREEN, INK, VERMILLION, frame, log_axis, plain
 from .tables import digits
 
-_MOST = 2000  # points
-_BESIDE = 4  # times beside each other that a phone has room for
+_MAX_POINTS = 2000  # points
+_MAX_TICKS = 4  # times beside each other that a phone has room for
 
 
 def pareto_front(result: ServicePlan, key: str, name: str) -> go.Figure:
     """Every candidate with a price, the Pareto front, and the best."""
     figure = frame(f"{result.unit} against {name}", "each point meets the targets; the line is the Pareto front")
-    priced = [one for one in result.able if not isnan(one.price(result.by))][:_MOST]
+    priced = [one for one in result.within_targets if not isnan(one.price(result.by))][:_MAX_POINTS]
     front = {id(one) for one in result.front}
     groups = {
         "others": ([one for one in priced if id(one) not in front], INK, 5, 0.35),
@@ -43,18 +43,18 @@ def pareto_front(result: ServicePlan, key: str, name: str) -> go.Figure:
     if goal < inf:
         figure.add_vline(x=goal, line={"color": GREEN, "width": 1.5, "dash": "dash"})
         figure.add_scatter(
-            x=[None], y=[None], mode="lines", name=f"goal {plain(seconds(goal))}",
+            x=[None], y=[None], mode="lines", name=f"target {plain(seconds(goal))}",
             line={"color": GREEN, "width": 1.5, "dash": "dash"},
         )  # fmt: skip
     times = [getattr(one, key) for one in priced] + [goal] * (goal < inf)
     prices = [one.price(result.by) for one in priced]
-    figure.update_xaxes(title_text=name, **log_axis(times, seconds, max_ticks=_BESIDE))
+    figure.update_xaxes(title_text=name, **log_axis(times, seconds, max_ticks=_MAX_TICKS))
     figure.update_yaxes(title_text=result.unit, **log_axis(prices, "{:g}".format))
     return figure
 
 
 def _stairs(ones: list[Candidate], result: ServicePlan, key: str) -> list[tuple[float, float]]:
-    """(time, price) of the candidates on the front of both, the quickest first."""
+    """(time, price) of the candidates on the front of both, fastest first."""
     steps: list[tuple[float, float]] = []
     for x, y in sorted((getattr(one, key), one.price(result.by)) for one in ones):
         if not steps or y < steps[-1][1]:
@@ -63,13 +63,14 @@ def _stairs(ones: list[Candidate], result: ServicePlan, key: str) -> list[tuple[
 
 
 def _words(one: Candidate, result: ServicePlan) -> str:
-    sides = (one.readers, one) if one.readers else (one,)
+    """A candidate in a few lines, for a point of the figure."""
+    sides = (one.prefill_workers, one) if one.prefill_workers else (one,)
     laid = (f"<b>{each.copies} x {each.layout.devices} x {each.hardware.name}</b>, {each.layout}" for each in sides)
     lines = (
-        ", read for<br>".join(laid),
+        " prefill for<br>".join(laid),
         f"{one.quant}, {one.price(result.by):.3g} {result.unit}",
-        f"first token {seconds(one.ttft_s)}, {seconds(one.tpot_s)} a token",
-        f"{digits(one.batch)} at a time on each copy, up to {digits(one.rate_within)} requests/s",
-        *((f"at the bound {one.least.price(result.by):.3g} {result.unit}",) if one.least else ()),
+        f"TTFT {seconds(one.ttft_s)}, TPOT {seconds(one.tpot_s)}",
+        f"{digits(one.batch)} concurrent sequences per replica, up to {digits(one.rate_within)} requests/s",
+        *((f"at the bound {one.at_bound.price(result.by):.3g} {result.unit}",) if one.at_bound else ()),
     )
     return "<br>".join(lines)

@@ -33,7 +33,7 @@ def found():
 def test_the_headline_says_how_the_model_lies_already():
     laid = advise("llama-3.1-70b", "h100-sxm", layout="tp=4", batch=64, without=FEWER)
     assert REPORT.headline(laid).startswith(
-        "What would help Llama 3.1 70B on 4 x NVIDIA H100 SXM5 80 GB (tp=4): batch 64, "
+        "Techniques that speed up Llama 3.1 70B on 4 x NVIDIA H100 SXM5 80 GB (tp=4): batch 64, "
     )
     assert "e+" not in REPORT.headline(laid)
 
@@ -84,16 +84,16 @@ def test_what_is_at_hand_comes_first_and_of_that_the_best(found):
         ranks = [(order.index(one.requires), -one.expected_gain) for one in lines]
         assert ranks == sorted(ranks)
         assert all(one.expected_gain > 1 and one.fits for one in lines)
-    assert all(one.expected_gain <= 1.005 for one in found.idle)
+    assert all(one.expected_gain <= 1.005 for one in found.no_gain)
     gains = {change.name: one.expected_gain for one in found.alone for change in one.changes}
     for one in found.together:
         assert 2 <= len(one.changes) <= 3
         assert one.expected_gain > max(gains[change.name] for change in one.changes)
-    assert {one.name for one in found.idle} >= {"no-cache", "best-of"}
+    assert {one.name for one in found.no_gain} >= {"no-cache", "best-of"}
 
 
 def test_what_is_expected_is_never_faster_than_the_bound(found):
-    for one in (*found.alone, *found.together, *found.idle):
+    for one in (*found.alone, *found.together, *found.no_gain):
         for name in ("ttft_s", "tpot_s", "latency_s"):
             assert getattr(one.result.expected, name) >= getattr(one.result.bounds, name) * (1 - 1e-9), (one.name, name)
 
@@ -116,7 +116,7 @@ def test_an_engine_that_waits_for_its_host_gains_from_fewer_launches():
     one = line(slow.alone, "fusion")
     assert one.expected_gain > 1.1
     assert one.relieves.startswith("launches -")
-    weights = line((*slow.alone, *slow.idle), "W4A16g128")
+    weights = line((*slow.alone, *slow.no_gain), "W4A16g128")
     assert weights.expected_gain < 1.05  # its kernels are not what it waits for
 
 
@@ -127,11 +127,11 @@ def test_names_are_not_broken():
 
 
 def test_a_small_model_of_the_family_drafts(found):
-    one = line((*found.alone, *found.idle), "draft llama-3.2-1b")
+    one = line((*found.alone, *found.no_gain), "draft llama-3.2-1b")
     assert asked(one)["techniques"] == ["speculative:draft=llama-3.2-1b,tau=1.9"]
-    assert "it is assumed that 1.9 tokens come of each pass of the model" in " ".join(REPORT.text(found).split())
+    assert "assumes 1.9 tokens per pass of the model" in " ".join(REPORT.text(found).split())
     none = advise("llama-3.2-1b", DEVICE, prompt=64, gen=8, without=FEWER)
-    names = {change.name for each in (*none.alone, *none.idle, *none.large) for change in each.changes}
+    names = {change.name for each in (*none.alone, *none.no_gain, *none.too_large) for change in each.changes}
     assert not [name for name in names if name.startswith("draft")]
     assert "Of a draft" not in REPORT.text(none)
 
@@ -150,7 +150,7 @@ def test_a_draft_is_of_the_same_generation(model, draft):
 
 
 def test_every_technique_is_ranked_or_told_why_not(found):
-    named = {change.name for each in (*found.alone, *found.idle, *found.large) for change in each.changes}
+    named = {change.name for each in (*found.alone, *found.no_gain, *found.too_large) for change in each.changes}
     named |= {change.name for change, _ in found.refused}
     assert named >= techniques().keys() - {"speculative", "quantized"}
 
@@ -191,8 +191,8 @@ def test_what_would_help_depends_on_the_batch():
     alone, crowd = (
         advise("llama-2-7b", "a100-sxm-80gb", batch=batch, prompt=512, without=["model"]) for batch in (1, 64)
     )
-    weights = [line((*one.alone, *one.idle), "W4A16g128").gain for one in (alone, crowd)]
-    cache = [line((*one.alone, *one.idle), "KV8").gain for one in (alone, crowd)]
+    weights = [line((*one.alone, *one.no_gain), "W4A16g128").gain for one in (alone, crowd)]
+    cache = [line((*one.alone, *one.no_gain), "KV8").gain for one in (alone, crowd)]
     assert weights[0] > 2 > 1.3 > weights[1]
     assert cache[0] < cache[1]
 
@@ -200,7 +200,7 @@ def test_what_would_help_depends_on_the_batch():
 @pytest.mark.slow("tries every technique")
 def test_what_is_in_use_is_not_advised():
     one = advise(MODEL, DEVICE, techniques=["eagle"], quant="fp8", without=["answers"])
-    names = {change.name for each in (*one.alone, *one.idle) for change in each.changes}
+    names = {change.name for each in (*one.alone, *one.no_gain) for change in each.changes}
     assert "eagle" not in names
     assert one.base.bounds.latency_s == pytest.approx(
         analyze(MODEL, DEVICE, quant="fp8", techniques=["eagle"]).generation.latency_s, rel=1e-3
@@ -212,12 +212,12 @@ def test_what_is_in_use_is_not_advised():
 @pytest.mark.slow("tries every technique")
 def test_more_devices_where_there_may_be(found):
     several = advise(MODEL, "h100-sxm", max_devices=4, wanted="tpot", without=FEWER)
-    assert not [each for each in (*found.alone, *found.idle, *found.large) if each.name.startswith("tp=")]
+    assert not [each for each in (*found.alone, *found.no_gain, *found.too_large) if each.name.startswith("tp=")]
     assert {each.name for each in several.alone if each.name.startswith("tp=")} == {"tp=2", "tp=4"}
     gains = [line(several.alone, f"tp={degree}").gain for degree in (4, 2)]
     assert gains[0] > gains[1] > 1
     many = advise(MODEL, "gb200", max_devices=64, wanted="tpot", prompt=64, gen=8, without=FEWER)
-    tried = {each.name for each in (*many.alone, *many.idle) if each.name.startswith("tp=")}
+    tried = {each.name for each in (*many.alone, *many.no_gain) if each.name.startswith("tp=")}
     assert tried == {"tp=2", "tp=4", "tp=8", "tp=16", "tp=32"}
     assert "tp=64 does not divide" in {change.name: reason for change, reason in many.refused}["tp=64"]
 
@@ -227,7 +227,7 @@ def test_a_model_that_does_not_fit_is_told_what_makes_it_fit():
     assert not one.base.fits
     assert all(each.result.fits for each in (*one.alone, *one.together))
     assert {each.name for each in one.alone} >= {"fp8", "W4A16g128"}
-    assert "KV8" in {each.name for each in one.large}
+    assert "KV8" in {each.name for each in one.too_large}
 
 
 def test_no_more_is_offloaded_than_has_to_be():
@@ -286,15 +286,15 @@ def test_the_report(capsys, found):
     assert max(map(len, out.splitlines())) <= 80
     text = " ".join(out.split())
     for said in (
-        "What would help Llama 3.1 8B",
-        "decode steps are memory-",
-        "Would not help here:",
-        "Alone, with the same weights and the same answers",
-        "Alone, with the same weights and other answers",
-        "Together, each better",
+        "Techniques that speed up Llama 3.1 8B",
+        "decode is memory-",
+        "No gain:",
+        "Single, with the same weights and the same answers",
+        "Single, with the same weights and other answers",
+        "Combined, each better",
     ):
         assert said in text
-    assert "touches" not in text.partition("Together")[0]  # as the tables are by that
+    assert "requires" not in text.partition("Combined")[0]  # as the tables are by that
     document = json.loads(REPORT.json(found))
     assert document["alone"][0]["expected_gain"] >= document["alone"][1]["expected_gain"]
     rows = list(csv.DictReader(io.StringIO(REPORT.csv(found))))
@@ -340,7 +340,7 @@ def test_who_asks_is_told_how_far_it_is():
 def test_the_cache_is_quantized_beside_any_precision(quant):
     found = advise(MODEL, DEVICE, quant=quant, batch=64, without=["model"])
     assert not {"KV8", "KV4"} & {change.name for change, _ in found.refused}
-    line = next(line for line in (*found.alone, *found.idle) if line.name == "KV8")
+    line = next(line for line in (*found.alone, *found.no_gain) if line.name == "KV8")
     assert line.result.setting.quantization.scheme.weight == found.base.setting.quantization.scheme.weight
     assert line.work_ratios["bytes"] < 1
 

@@ -184,11 +184,11 @@ def test_splits_use_all_devices_and_keep_to_what_was_asked(tpot):
     speeds = [split.tokens_per_s for split in found.splits]
     assert speeds == sorted(speeds, reverse=True)
     for split in found.splits:
-        sides = split.found.attention.layout.devices, split.found.experts.layout.devices
+        sides = split.result.attention.layout.devices, split.result.experts.layout.devices
         assert sum(sides) == 12
         assert 144 % sides[1] == 0  # experts and copies
-        assert split.found.fits[split.at]
-        assert tpot is None or split.found.likely.step_s[split.at] <= tpot
+        assert split.result.fits[split.place]
+        assert tpot is None or split.result.likely.step_s[split.place] <= tpot
 
 
 def test_a_report_of_splits(tmp_path, capsys):

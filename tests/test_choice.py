@@ -35,17 +35,17 @@ def documents():
 
 def test_every_device_is_there_once(novel):
     devices = [one.cell.hardware.name for one in (*novel.ranked, *novel.rejected)]
-    assert sorted((*devices, *novel.left_out)) == sorted(hardware_names())
+    assert sorted((*devices, *novel.unavailable)) == sorted(hardware_names())
     merits = [one.merit for one in novel.ranked]
     assert merits == sorted(merits, reverse=True)
 
 
 def test_what_nobody_can_buy_is_left_out_unless_it_is_meant(novel, tmp_path, monkeypatch, capsys):
     announced = [name for name in hardware_names() if load_hardware(name).status == "announced"]
-    assert list(novel.left_out) == announced
+    assert list(novel.unavailable) == announced
     assert "b100" in announced
     words = " ".join(REPORT.text(novel).split())
-    assert f"Left out, as they are announced but not yet available: {', '.join(announced)}. --hardware NAME" in words
+    assert f"Not included: {', '.join(announced)} (announced, not yet available; --hardware NAME" in words
     assert main(["choose", "gpt2", "--hardware", "b100, l4", "--bound", "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [row["hardware"] for row in document["devices"]] == ["b100", "l4"]
@@ -62,13 +62,13 @@ def test_of_how_many_the_price_is_known_is_told_first():
     ))  # fmt: skip
     assert (by_cost.priced, by_speed.priced) == (1, 3)
     assert REPORT.headline(by_cost).endswith(
-        "1 of 3 devices qualify, ranked by tokens/USD. Of these 3 devices 1 has a known price, without which none is "
-        "ranked; with --depreciation YEARS that of a purchase counts too"
+        "1 of 3 devices qualify, ranked by tokens/USD. Of these 3 devices 1 has a known price; only these are ranked; "
+        "--depreciation YEARS counts purchase prices too"
     )
     assert of_years.priced == len(of_years.ranked) > 1
-    assert "USD/h: the cloud price. Cloud prices are those of 2026-10. TTFT" in REPORT.tables(by_cost)[0].about
+    assert "USD/h: the cloud price. Cloud prices of 2026-10. Memory" in REPORT.tables(by_cost)[0].about
     own = choose("llama-2-7b", **asked, by="cost", hardware_set=["h100-sxm:price.cloud=3 USD/h"])
-    assert "USD/h: the cloud price. TTFT" in REPORT.tables(own)[0].about
+    assert "USD/h: the cloud price. Memory" in REPORT.tables(own)[0].about
     assert "--depreciation" not in REPORT.headline(of_years)
     assert REPORT.headline(by_speed).endswith("ranked by tokens/s")
 
@@ -112,7 +112,7 @@ def test_who_lacks_memory_is_told_how_much():
     memory = llmviewer.analyze("llama-2-70b", "rtx-4090", quant="fp8").memory
     assert found.factor == "memory"
     assert found.excess == pytest.approx(memory.total_bytes / memory.capacity_bytes)
-    assert found.reason == "memory: 70.0 GB, 2.72x the 25.8 GB there is"
+    assert found.reason == "memory: 70.0 GB, 2.72x the 25.8 GB available"
 
 
 def test_who_lacks_memory_for_prompts_read_at_once_alone_is_told_so():
@@ -121,8 +121,8 @@ def test_who_lacks_memory_for_prompts_read_at_once_alone_is_told_so():
     held = llmviewer.analyze("llama-3.1-8b", "h100-sxm", batch=40, prompt=8192, gen=64).memory
     assert held.weight_bytes + held.kv_cache_bytes < held.capacity_bytes < held.total_bytes
     assert found.reason == (
-        "memory: 90.2 GB, 1.05x the 85.5 GB there is; 30.9 GB of it are activations of prompts read at once: "
-        "plan reads them in chunks"
+        "memory: 90.2 GB, 1.05x the 85.5 GB available; 30.9 GB of it are activations of one prefill of all "
+        "prompts; plan prefills in chunks"
     )
 
 
@@ -141,7 +141,7 @@ def test_who_lacks_memory_for_prompts_read_at_once_alone_is_told_so():
             "unpriced",
             "price: no price is known; --hardware-set NAME:price.cloud=VALUE gives one",
         ),
-        ({"by": "cost"}, "arc-b580", "price: no cloud price; --depreciation YEARS spreads that of a purchase"),
+        ({"by": "cost"}, "arc-b580", "price: no cloud price; --depreciation YEARS counts the purchase price"),
         ({"tpot": 0.001, "quants": ["published"]}, "unpriced", "time per token: 46.0 ms, 46x the 1.00 ms allowed"),
         ({"ttft": 0.1, "quants": ["published"]}, "unpriced", "time to first token: 134 ms, 1.34x the 100 ms allowed"),
         ({"ttft": 0.2, "quants": ["published"]}, "unpriced", None),
@@ -163,11 +163,13 @@ def test_who_is_in_time_at_the_bound_alone_is_told_apart():
     late = [name for name, times in expected(found).items() if times > 0.05]
     assert late == ["l4"]
     text = " ".join(REPORT.text(found).split())
-    assert "3 of 3 devices qualify by their bounds, 1 as expected of measured kernels, ranked by" in text
-    assert "1 of the 2 of which something is known keep to the times allowed: h100-sxm. `llmviewer plan` looks" in text
-    assert "times allowed" not in REPORT.text(choose("llama-2-7b", **asked))
+    assert "3 of 3 devices qualify at the bound, 1 by expected times, ranked by" in text
+    assert (
+        "Of the 2 with expected times, 1 are expected to meet the targets: h100-sxm. `llmviewer plan` searches" in text
+    )
+    assert "meet the targets" not in REPORT.text(choose("llama-2-7b", **asked))
     first = choose("llama-2-7b", gen=1, ttft=1, tpot=1e-9, **asked)  # no token follows the first
-    assert "2 of the 2 of which something is known keep" in " ".join(REPORT.text(first).split())
+    assert "Of the 2 with expected times, 2 are expected" in " ".join(REPORT.text(first).split())
 
 
 def expected(choice):
@@ -212,7 +214,7 @@ def test_ranking_by_energy_and_by_cost():
     shown, *_ = REPORT.tables(by_cost)
     prices = [row[shown.head.index("USD/h")].key for row in shown.body]
     assert prices == [one.cell.hardware.fact("price.purchase") / (2 * 8766) for one in by_cost.ranked]
-    assert "USD/h: the cloud price, a purchase spread over 2 years." in shown.about
+    assert "USD/h: the cloud price, else the purchase price over 2 years." in shown.about
     assert "USD/h" not in REPORT.tables(by_energy)[0].head
 
 
@@ -254,7 +256,7 @@ def test_spearman_by_hand():
         ({"profiles": "x"}, "profiles must be a list of text or a path or a Profile; got 'x'"),
         (
             {"model": "bert-base-uncased"},
-            "bert-base-uncased must generate to be ranked by its answers; use llmviewer compare",
+            "bert-base-uncased must generate tokens to be ranked by them; use llmviewer compare",
         ),
     ],
 )
@@ -310,10 +312,10 @@ def test_the_command_prints_one_list_80_wide(capsys):
 
 def test_a_text_has_the_first_of_the_ranking_and_names_the_others_by_reason(novel):
     text, page = REPORT.text(novel), REPORT.markdown(novel)
-    ranked = text.partition("Devices by tokens/s\n")[2].partition("\nTTFT: ")[0].splitlines()[1:]
+    ranked = text.partition("Devices by tokens/s\n")[2].partition("\nMemory: ")[0].splitlines()[1:]
     assert [line.split()[0] for line in ranked] == [one.cell.hardware.name for one in novel.ranked[:20]]
     assert f"{len(novel.ranked) - 20} more: -o FILE.html, .md, .csv or .json has all." in " ".join(text.split())
-    named = " ".join(text.split()).partition("memory, of what there is: ")[2].partition(" In the allowed")[0]
+    named = " ".join(text.split()).partition("memory, over what is available: ")[2].partition(" By the allowed")[0]
     folds = [f"{one.cell.hardware.name} {fold(one.excess)}" for one in novel.rejected]
     assert named == ", ".join(folds[:20]) + f" and {len(folds) - 20} more"
     assert all(one.reason in page for one in novel.rejected)
@@ -324,7 +326,7 @@ def test_what_one_device_alone_lacks_is_told_in_full_and_what_is_unknown_last():
     found = choose("llama-2-13b", hardware=devices, quants=["published"], budget=2000)
     assert REPORT.text(found).partition("Devices that do not qualify\n")[2].splitlines()[:4] == [
         "gaudi-3: budget: 15,625 USD, 7.81x the 2,000 USD allowed",
-        "rtx-4090: memory: 27.1 GB, 1.05x the 25.8 GB there is",
+        "rtx-4090: memory: 27.1 GB, 1.05x the 25.8 GB available",
         "budget: no purchase price is known; --hardware-set NAME:price.purchase=VALUE",
         "  gives one: l4, t4, a2",
     ]

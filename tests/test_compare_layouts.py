@@ -49,7 +49,7 @@ def with_links(name, times):
 
 
 def alone(cell, batch, *, prompt, gen, kv_len=None):
-    quant = None if cell.asked == PUBLISHED else cell.asked
+    quant = None if cell.given_quant == PUBLISHED else cell.given_quant
     asked = {"batch": batch, "prompt": prompt, "gen": gen, "kv_len": kv_len}
     return llmviewer.analyze(cell.model, cell.hardware, quant=quant, layout=cell.layout, **asked)
 
@@ -142,7 +142,7 @@ def test_a_device_without_links_says_so_in_its_cell_and_the_others_answer():
     refused = cells["l4-alone", "tp=2"]
     assert refused.obstacle == LINK
     assert "l4-alone has no " in refused.refused
-    assert len(found.answered) == 3
+    assert len(found.runnable) == 3
     assert np.isnan(refused.total_bytes).all()
     assert "l4-alone cannot run llama-3.1-8b published with tp=2: l4-alone has no" in REPORT.markdown(found)
     row = next(row for row in found.rows() if row["refused"])
@@ -203,7 +203,7 @@ def test_what_does_not_fit_is_apart_from_times():
             ["l40s", "64", "89.3", "GB", "48.3", "GB", "1.85x"],
             ["h100-sxm", "64", "89.3", "GB", "85.5", "GB", "1.04x"],
         ]
-        assert apart[0][7:] == ["not", "even", "1"]
+        assert apart[0][7:] == ["none"]
         assert apart[2][7:] == [str(found.cells[1].largest.batch)]
     assert [row["fits"] for row in found.rows()] == [False, False, True, False]
     assert all(row["ttft_s"] > 0 for row in found.rows())
@@ -228,7 +228,7 @@ def test_what_does_not_fit_is_apart_from_times():
 )
 def test_of_which_devices_it_is_not_known_how_many_share_a_box(device, tp, told):
     found = compare("opt-350m", device, layout=[Layout(tp=tp)], bound=True)
-    said = f"How many share a box is not known of {device}: all of a layout are taken to."
+    said = f"Unknown number of devices per host for {device}: assumes that all devices of a layout share a host."
     assert (said in REPORT.remarks(found)) == told
     (one,) = choose("opt-350m", hardware=[device], max_devices=tp, bound=True).ranked
     assert one.cell.layout.devices == 1
@@ -239,13 +239,13 @@ def test_where_nothing_fits_there_are_no_times():
     text = REPORT.text(compare("llama-3.1-405b", ["l40s", "h100-sxm"]))
     assert "Time and memory" not in text
     assert "At the largest batch" not in text
-    assert "not even 1" in text
+    assert "none" in text
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_purchase_that_does_not_count_is_told():
     (bought,) = (name for name in ("rtx-4080",) if "price.purchase" in load_hardware(name).numbers)
-    told = "A price of purchase counts with --depreciation YEARS."
+    told = "--depreciation YEARS counts purchase prices."
     assert told in " ".join(REPORT.text(compare("gpt2", bought)).split())
     assert told not in " ".join(REPORT.text(compare("gpt2", bought, years=3)).split())
 
@@ -255,7 +255,7 @@ def test_the_command_sets_layouts_side_by_side_80_wide(capsys):
     assert main(asked) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
-    assert "laid out as tp=2, tp=8: batch 1" in " ".join(out.split())
+    assert "layout tp=2, tp=8: batch 1" in " ".join(out.split())
     assert "communication" in out
     assert "P link" in out
     assert main(["compare", "llama-3.1-70b", "h100-sxm", "--tp", "1..8*2", "--pp", "1,2", "--format", "csv"]) == 0
@@ -316,7 +316,7 @@ def test_seventy_billion_in_16_bits_take_two_of_80_gb_or_eight_of_24(seventy):
     assert counted["rtx-4090"] == 8  # six at least, by which 64 heads cannot be cut
     assert counted["mi300x"] == 1
     looked_at = [one.cell.hardware.name for one in (*seventy.ranked, *seventy.rejected)]
-    assert sorted((*looked_at, *seventy.left_out)) == sorted(hardware_names())
+    assert sorted((*looked_at, *seventy.unavailable)) == sorted(hardware_names())
 
 
 def test_fewer_devices_would_not_do(seventy):
@@ -342,7 +342,7 @@ def test_as_few_devices_as_heads_can_be_cut_by():
 
 def test_without_links_that_is_what_disqualifies():
     (one,) = choose("llama-3.1-70b", hardware=[unlinked("h100-sxm")], quants=[PUBLISHED], max_devices=4).rejected
-    assert (one.factor, one.reason) == ("link", "link: none is known that joins 2 of them")
+    assert (one.factor, one.reason) == ("link", "link: no known link joins 2 of them")
     (two,) = choose("llama-3.1-70b", hardware=[unlinked("l4")], quants=[PUBLISHED], max_devices=4).rejected
     assert two.factor == "memory"  # four would not do either
     (three,) = choose("llama-3.1-70b", hardware=[unlinked("h100-sxm")], quants=[PUBLISHED]).rejected
@@ -359,7 +359,7 @@ def test_links_disqualify_where_they_miss_the_target():
     (slow,) = choose("llama-3.1-70b", hardware=[with_links("h100-sxm", 0.01)], **asked).rejected
     assert slow.factor == "link"
     assert slow.reason.startswith("link: time to first token ")
-    assert slow.reason.endswith(" if links took no time")
+    assert slow.reason.endswith(" without the time of links")
 
 
 def test_limits_are_of_all_devices():

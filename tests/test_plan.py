@@ -22,7 +22,7 @@ from llmviewer.parallel.layout import Layout, Network, parse_layout
 from llmviewer.reports.pareto_figures import pareto_front
 from llmviewer.reports.plans import REPORT
 from llmviewer.serving import placement, search
-from llmviewer.serving.planning import BATCHES, LAYOUTS, QUANTS, plan, usual_layouts
+from llmviewer.serving.planning import BATCHES, LAYOUTS, QUANTS, default_layouts, plan
 from llmviewer.serving.simulation import simulate
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
@@ -45,7 +45,7 @@ def step_s(setting, *, batch, kv_len):
 
 
 def by_hand(model, device, layout, quant, *, rate, ttft, tpot, prompt, gen, most, limits, expected):
-    """The fewest copies that keep to the goals, one number at a time: (copies, limit, times); None where none do."""
+    """The fewest replicas that meet the targets, one number at a time: (copies, limit, times); None if none does."""
     try:
         setting = Setting.of(model, device, layout=layout, quant=None if quant == "published" else quant)
         plans = setting.plan, setting.decode_plan
@@ -123,8 +123,8 @@ def test_it_is_what_every_setting_tried_by_hand_gives(expected):
             "llama-3.1-70b", hardware=devices, layouts=layouts, quants=quants, batches=limits, max_devices=12,
             bound=not expected, **asked,
         )  # fmt: skip
-        ours = {(one.hardware.name, str(one.layout), one.quant): one for one in found.able}
-        assert len(ours) == len(found.able)
+        ours = {(one.hardware.name, str(one.layout), one.quant): one for one in found.within_targets}
+        assert len(ours) == len(found.within_targets)
         tried = 0
         for device, layout, quant in product(devices, layouts, quants):
             hand = by_hand("llama-3.1-70b", device, layout, quant, most=12, limits=limits, expected=expected, **asked)
@@ -135,33 +135,33 @@ def test_it_is_what_every_setting_tried_by_hand_gives(expected):
                 assert (one.copies, one.limit) == hand[:2]
                 assert (one.ttft_s, one.tpot_s) == pytest.approx(hand[2:])
         assert tried
-        prices = [one.usd_per_h for one in found.able if not math.isnan(one.usd_per_h)]
+        prices = [one.usd_per_h for one in found.within_targets if not math.isnan(one.usd_per_h)]
         assert prices[0] == min(prices) == found.best.usd_per_h
 
 
 def test_what_is_expected_takes_no_less_than_the_bound(found):
-    for one in found.able:
-        least = one.least
+    for one in found.within_targets:
+        least = one.at_bound
         assert one.copies >= least.copies
-        assert one.devices >= found.least.devices or one.usd_per_h >= found.least.usd_per_h
+        assert one.devices >= found.cheapest_at_bound.devices or one.usd_per_h >= found.cheapest_at_bound.usd_per_h
         if one.copies == least.copies:
             assert one.ttft_s >= least.ttft_s
             assert one.tpot_s >= least.tpot_s
         assert one.max_rate / one.copies <= least.max_rate / least.copies
         assert one.rate_within / one.copies <= least.rate_within / least.copies
     bounds = plan("llama-3.1-70b", hardware=DEVICES, bound=True, **GOALS)
-    assert bounds.best == found.least
+    assert bounds.best == found.cheapest_at_bound
     assert bounds.unmeasured == ()
-    assert len(bounds.able) > len(found.able)
-    assert not [one for one in found.able if one.hardware.name == "trainium1"]
-    assert found.tried == bounds.tried
+    assert len(bounds.within_targets) > len(found.within_targets)
+    assert not [one for one in found.within_targets if one.hardware.name == "trainium1"]
+    assert found.combinations == bounds.combinations
 
 
 @pytest.mark.slow("plans over many settings")
 def test_devices_whose_kernels_nobody_measured_are_named():
     found = plan("llama-3.1-8b", hardware=["h100-sxm", "trainium2", "tpu-v6e"], rate=4, tpot=0.05)
     assert {one.hardware.name for one in found.unmeasured} == {"trainium2", "tpu-v6e"}
-    assert all(one.least is None for one in found.unmeasured)
+    assert all(one.at_bound is None for one in found.unmeasured)
     assert found.rejected == ()
     assert found.best.hardware.name == "h100-sxm"
 
@@ -183,7 +183,7 @@ def test_an_engine_is_planned_for():
 
 
 def test_it_keeps_to_what_is_asked(found):
-    for one in found.able:
+    for one in found.within_targets:
         assert one.ttft_s <= 0.5
         assert one.tpot_s <= 0.03
         assert one.devices <= 16
@@ -191,16 +191,16 @@ def test_it_keeps_to_what_is_asked(found):
         assert one.utilization < 1
         assert one.batch < one.limit
         assert 4 <= one.rate_within <= one.max_rate
-    assert found.tried == sum(6 * 64 * len(QUANTS) * (16 // parse_layout(layout).devices) for layout in LAYOUTS)
+    assert found.combinations == sum(6 * 64 * len(QUANTS) * (16 // parse_layout(layout).devices) for layout in LAYOUTS)
 
 
 def test_the_cheapest_comes_first_and_those_without_a_price_last(found):
-    prices = [one.usd_per_h for one in found.able]
+    prices = [one.usd_per_h for one in found.within_targets]
     known = [price for price in prices if not math.isnan(price)]
     assert known == sorted(known)
     assert all(math.isnan(price) for price in prices[len(known) :])
     assert found.by is By.COST
-    assert found.best is found.able[0]
+    assert found.best is found.within_targets[0]
     assert found.best.usd_per_h == pytest.approx(found.best.devices * hourly(load_hardware("h100-sxm"), None))
     assert set(found.unpriced) == {"mi355x"}
 
@@ -212,8 +212,8 @@ def test_nobody_beats_those_of_the_front(found):
 
     best = [least(one) for one in found.front]
     for own in best:
-        assert not any(np.all(np.less_equal(o, own)) and o != own for o in map(least, found.able))
-    for own in map(least, found.able):
+        assert not any(np.all(np.less_equal(o, own)) and o != own for o in map(least, found.within_targets))
+    for own in map(least, found.within_targets):
         assert any(np.all(np.less_equal(o, own)) for o in best)
 
 
@@ -258,8 +258,8 @@ def test_harder_goals_never_cost_less():
 @pytest.mark.parametrize(
     ("device", "options", "reason"),
     [
-        ("rtx-4090", {"layouts": [""]}, "memory: 151 GB for 23 sequences at a time, 5.87x the 25.8 GB of each device"),
-        ("rtx-4090", {"layouts": [""], "rate": 1000}, "memory: 142 GB for 1 sequence at a time, 5.51x the 25.8 GB"),
+        ("rtx-4090", {"layouts": [""]}, "memory: 151 GB for 23 concurrent sequences, 5.87x the 25.8 GB of each device"),
+        ("rtx-4090", {"layouts": [""], "rate": 1000}, "memory: 142 GB for 1 concurrent sequence, 5.51x the 25.8 GB"),
         ("h100-sxm", {"layouts": ["tp=4"], "tpot": 0.001}, "time per token: "),
         ("h100-sxm", {"layouts": ["tp=4"], "ttft": 0.001}, "time to first token: "),
         ("h100-sxm", {"layouts": ["tp=4"], "rate": 1000}, "rate: "),
@@ -270,7 +270,7 @@ def test_harder_goals_never_cost_less():
 )
 def test_what_rules_a_device_out(device, options, reason):
     found = plan("llama-3.1-70b", hardware=[device], quants=["published"], bound=True, **{"rate": 4, **options})
-    assert found.able == ()
+    assert found.within_targets == ()
     assert found.best is None
     (one,) = found.rejected
     assert one.reason.startswith(reason)
@@ -282,11 +282,11 @@ def test_at_a_higher_rate_than_is_told_as_many_copies_keep_to_it_no_more():
     goals = {"ttft": 0.5, "tpot": 0.03, "max_devices": 8}
     found = plan("llama-3.1-70b", rate=2, **asked, **goals)
     tried = 0
-    for one in found.able:
+    for one in found.within_targets:
         own = {"hardware": [one.hardware], "layouts": [str(one.layout)], "quants": [one.quant]}
         below, above = (plan("llama-3.1-70b", rate=f * one.rate_within, **own, **goals) for f in (0.999, 1.002))
-        assert [each.copies for each in below.able] == [one.copies]
-        assert all(each.copies > one.copies for each in above.able)
+        assert [each.copies for each in below.within_targets] == [one.copies]
+        assert all(each.copies > one.copies for each in above.within_targets)
         tried += 1
     assert tried >= 3
 
@@ -321,7 +321,7 @@ def test_ranks_and_stages_wait_for_each_other_as_they_do_when_simulated(model, l
     [("llama-3.1-8b", ()), ("mixtral-8x7b", (2, 4, 8)), ("deepseek-v3", (2, 4, 8, 16)), ("qwen1.5-moe-a2.7b", (2, 4))],
 )
 def test_experts_are_shared_out_among_as_many_as_divide_them(model, parts):
-    usual = usual_layouts(load_model(model).published)
+    usual = default_layouts(load_model(model).published)
     assert usual[: len(LAYOUTS)] == LAYOUTS
     assert set(usual[len(LAYOUTS) :]) == {f"{name}={n} ep={n}" for name in ("tp", "dp") for n in parts}
 
@@ -347,7 +347,7 @@ def test_names_of_many_devices_stay_within_a_terminal():
         "deepseek-v3", rate=30, tpot=0.2, hardware=["h200-sxm"], layouts=["tp=8 ep=8", "dp=8 ep=8"], max_devices=64,
         quants=["published", "W4A16g128"],
     )  # fmt: skip
-    assert max(one.copies for one in found.able) > 1
+    assert max(one.copies for one in found.within_targets) > 1
     assert max(map(len, REPORT.text(found).splitlines())) <= 80
 
 
@@ -367,7 +367,7 @@ def test_the_most_that_a_device_serves_is_what_its_memory_allows():
     each = float(prefill_s(setting.plan, setting.layout, batch=2, prompt=1024)) / 2 + 255 * step / (one.limit - 1)
     assert one.max_rate == pytest.approx(8 / each, rel=2e-3)  # two prompts share a step, but not each
     assert one.reason.startswith(
-        f"rate: {one.max_rate:.4g} requests/s at most on 16 devices (memory for {one.limit:,} at a "
+        f"rate: at most {one.max_rate:.4g} requests/s on 16 devices (KV-cache capacity: {one.limit:,} sequences per "
     )
 
 
@@ -392,15 +392,15 @@ def test_what_has_no_price_is_not_said_to_be_the_cheapest():
 def test_what_nobody_can_buy_is_left_out_unless_it_is_named():
     asked = {"rate": 1, "quants": ["fp8"], "layouts": [""], "bound": True}
     every, named = plan("llama-3.1-8b", **asked), plan("llama-3.1-8b", hardware=["b100", "l4"], **asked)
-    looked_at = {one.hardware.name for one in (*every.able, *every.rejected)}
-    assert "b100" in every.left_out
-    assert not looked_at & set(every.left_out)
-    assert looked_at | set(every.left_out) == set(hardware_names())
+    looked_at = {one.hardware.name for one in (*every.within_targets, *every.rejected)}
+    assert "b100" in every.unavailable
+    assert not looked_at & set(every.unavailable)
+    assert looked_at | set(every.unavailable) == set(hardware_names())
     assert every.considered == len(looked_at)
     words = " ".join(REPORT.text(every).split())
-    assert f"not yet available: {', '.join(every.left_out)}. --hardware NAME has one." in words
-    assert (named.left_out, named.best.hardware.name) == ((), "l4")
-    assert {one.hardware.name for one in named.able} == {"b100", "l4"}
+    assert f"{', '.join(every.unavailable)} (announced, not yet available; --hardware NAME includes one)." in words
+    assert (named.unavailable, named.best.hardware.name) == ((), "l4")
+    assert {one.hardware.name for one in named.within_targets} == {"b100", "l4"}
 
 
 def test_a_text_has_the_nearest_of_those_that_do_not_keep_to_it_and_files_have_all():
@@ -413,7 +413,7 @@ def test_a_text_has_the_nearest_of_those_that_do_not_keep_to_it_and_files_have_a
     words = " ".join(own.split())
     assert f"{len(names) - 5} more: -o FILE.html, .md, .csv or .json has all." in words
     for factor, count in Counter(one.factor for one in found.rejected).items():
-        assert re.search(rf"nearest first\. Ruled out by [^.]*\b{factor}: {count}\b", words)
+        assert re.search(rf"closest first\. Ruled out by [^.]*\b{factor}: {count}\b", words)
     assert all(f"| {name} |" in page and f",{name}," in table for name in names)
     near = [one.excess for one in found.rejected if one.max_rate > 0]
     assert near == sorted(near)
@@ -422,7 +422,7 @@ def test_a_text_has_the_nearest_of_those_that_do_not_keep_to_it_and_files_have_a
 def test_a_text_has_the_first_rows_of_long_tables_and_files_have_all():
     found = plan("llama-3.1-8b", rate=1, quants=["fp8"], layouts=["", "tp=2"], bound=True)
     text, page = REPORT.text(found), REPORT.markdown(found)
-    each, front = (len(rows) for rows in (found.each, found.front))
+    each, front = (len(rows) for rows in (found.best_by_device, found.front))
     assert min(each, front) > 10
     assert len(text.splitlines()) < 75
     for more in (each - 10, front - 6):
@@ -436,17 +436,14 @@ def test_of_how_many_the_price_is_known_is_told_first():
     some = plan("llama-3.1-8b", hardware=["h100-sxm", "rtx-pro-5000"], **asked)
     assert (some.priced, some.considered) == (1, 2)
     assert REPORT.headline(some).endswith(
-        "1 of the 2 devices considered has a price, and only what has one is ranked; --by energy or --by devices ranks "
+        "1 of the 2 devices considered has a price, and only these are ranked; --by energy or --by devices ranks the "
         "others too."
     )
     none = plan("llama-3.1-8b", hardware=["rtx-pro-5000", "a30"], by="cost", **asked)
     assert "try --depreciation, --by energy or --by devices. 0 of the 2 devices considered have a price." in (
         REPORT.headline(none)
     )
-    assert (
-        REPORT.tables(none)[0].title
-        == "The fewest, as there is nothing to rank by, of every device that meets the targets"
-    )
+    assert REPORT.tables(none)[0].title == "Devices that meet the targets"
     assert not {"USD/h", "bound"} & set(REPORT.tables(none)[0].head)
     watts = plan("llama-3.1-8b", hardware=["rtx-pro-5000", "a30"], **asked)
     assert REPORT.headline(watts).endswith(
@@ -466,14 +463,14 @@ def test_what_is_low_is_chosen_by_what_is_known():
     assert by_devices.best.devices == 1
     priceless = plan("llama-3.1-8b", hardware=["rtx-pro-5000"], by="cost", **asked)
     assert priceless.best is None
-    assert priceless.able
+    assert priceless.within_targets
 
 
 def test_experts_and_latent_attention_are_planned_for():
     found = plan(
         "deepseek-v3", hardware=["h200-sxm", "mi325x"], rate=2, tpot=0.05, layouts=["tp=8", "dp=8 ep=8"], quants=["fp8"]
     )
-    assert {str(one.layout) for one in found.able} >= {"tp=8"}
+    assert {str(one.layout) for one in found.within_targets} >= {"tp=8"}
 
 
 def test_progress_is_told():
@@ -483,7 +480,7 @@ def test_progress_is_told():
         progress=lambda *at: told.append(at),
     )  # fmt: skip
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    assert found.tried == 2 * (16 + 8) * 64  # what is given twice is tried once
+    assert found.combinations == 2 * (16 + 8) * 64  # what is given twice is tried once
 
 
 def test_the_sizes_that_are_searched():
@@ -545,7 +542,7 @@ def test_one_of_something_is_not_called_several():
         REPORT.markdown(found),
         re.sub(r"(?s)<script.*?</script>", "", page),
     ):
-        assert re.search(r"answers of 1 token\b", said)
+        assert re.search(r"\b1 output token\b", said)
         assert not re.search(r"\b1 (devices|tokens|copies|settings)\b", said)
 
 
@@ -553,7 +550,7 @@ def test_what_is_paid_for_one_device_is_what_if_of_it_alone():
     asked = {"hardware": ["h100-sxm", "l40s", "nvidia-l4"], "quants": ["fp8"], "rate": 1, "bound": True}
     changes = ["l40s:price.cloud=0.5 USD/h", "l4:price.cloud=9 USD/h", "nvidia-l4:power.tdp=2x"]
     found = plan("llama-3.1-8b", hardware_set=changes, **asked)
-    paid = {one.hardware.name: (one.usd_per_h / one.devices, one.hardware.changes) for one in found.able}
+    paid = {one.hardware.name: (one.usd_per_h / one.devices, one.hardware.changes) for one in found.within_targets}
     assert paid == {
         "h100-sxm": (3.2, ()),
         "l40s": (0.5, ("price.cloud=0.5 USD/h",)),
@@ -584,13 +581,13 @@ def test_the_report(capsys, small):
     assert max(map(len, captured.out.splitlines())) <= 80
     words = " ".join(captured.out.split())
     for said in (
-        "Lowest in USD/h: 1 x h100-sxm, published: 3.2 USD/h, 0.694 USD for a million tokens written. First token",
+        "Lowest in USD/h: 1 x h100-sxm, published: 3.2 USD/h, 0.694 USD per million output tokens. Mean TTFT",
         "Pareto front (",
-        "Cloud prices are those of 2026-10.",
+        "Cloud prices of 2026-10.",
         (
-            "Not ranked, as their files have no price: rtx-pro-5000, p100-sxm2; --hardware-set "
-            "'rtx-pro-5000:price.cloud=3 USD/h' gives that one a price, and a file of yours (`llmviewer hardware NAME "
-            "--format yaml`) for good."
+            "Not ranked, because their files have no price: rtx-pro-5000, p100-sxm2. --hardware-set "
+            "'rtx-pro-5000:price.cloud=3 USD/h' sets it, as does a device file of your own (`llmviewer hardware NAME "
+            "--format yaml`)."
         ),
     ):
         assert said in words
@@ -621,7 +618,7 @@ BAD = [
     (["--layout", "tp=3"], "tp=3 does not divide the 32 heads of q_proj in layer; try tp=2 or 4"),
     (["--layout", "tp=2", "--layout", "tp=3"], "tp=3 does not divide the 32 heads of q_proj in layer; try tp=2 or 4"),
     (["--hardware-set", "memory.bandwith=2x"], "memory.bandwith"),
-    (["--layout", "tp=32"], "--max-devices must be at least 32, as many as the layouts given take; got 16"),
+    (["--layout", "tp=32"], "--max-devices must be at least 32, which the layouts need; got 16"),
     (["--quant", "W99"], "bits must be 16, 32 or between 1 and 8"),
     (["--max-devices", "0"], "--max-devices must be a whole number of at least 1; got 0"),
     (["--max-devices", "1000000"], "--max-devices must be at most 100000; got 1000000"),
@@ -661,7 +658,7 @@ def test_devices_may_be_named_in_several_options_or_in_one(capsys):
 
 
 def test_what_cannot_be_planned():
-    with pytest.raises(InputError, match="t5-base is not served token by token"):
+    with pytest.raises(InputError, match="t5-base does not generate token by token"):
         plan("t5-base", rate=1, hardware=["l4"])
     with pytest.raises(InputError, match="batches must have a number above 1"):
         plan("llama-3.1-8b", rate=1, hardware=["l4"], batches=[1])
@@ -674,10 +671,10 @@ def test_bits_are_given_up_only_where_that_saves(bound, many):
     asked = {"rate": 4, "ttft": 0.5, "tpot": 0.03, "hardware": ["h100-sxm"], "layouts": [""], "bound": bound}
     lossy = ["W4A8g128", "W8A8", "W4A16g128", "KV8"]
     found = plan("llama-3.1-8b", quants=[*lossy, "published"], **asked)
-    assert [one.quant for one in found.able] == ["published", "KV8", "W8A8", "W4A16g128", "W4A8g128"]
-    assert len({one.usd_per_h for one in found.able}) == 1
-    assert (found.best.quant, found.least.quant) == ("published", "published")
-    assert found.best.tpot_s > found.able[-1].tpot_s
+    assert [one.quant for one in found.within_targets] == ["published", "KV8", "W8A8", "W4A16g128", "W4A8g128"]
+    assert len({one.usd_per_h for one in found.within_targets}) == 1
+    assert (found.best.quant, found.cheapest_at_bound.quant) == ("published", "published")
+    assert found.best.tpot_s > found.within_targets[-1].tpot_s
     asked |= {"rate": many}
     more, fewer = (
         plan("llama-3.1-8b", quants=quants, **asked).best for quants in (["published"], ["published", "fp8"])
@@ -700,6 +697,6 @@ def test_a_rate_that_is_a_reason_is_less_than_what_is_needed():
     (slow,) = plan("llama-3.1-8b", rate=rate, max_devices=8, **asked).rejected
     assert slow.factor == full.factor == "rate"
     assert 0.8 * rate < slow.max_rate < rate
-    assert slow.reason.endswith(f"requests/s at most on 8 devices, of {rate:.4g} asked")
-    (able,) = plan("llama-3.1-8b", rate=0.99 * slow.max_rate, max_devices=8, **asked).able
+    assert slow.reason.endswith(f"requests/s on 8 devices; {rate:.4g} requested")
+    (able,) = plan("llama-3.1-8b", rate=0.99 * slow.max_rate, max_devices=8, **asked).within_targets
     assert able.rate_within == pytest.approx(slow.max_rate, rel=0.01)

@@ -40,7 +40,7 @@ def found():
 
 
 def apart(found):
-    return [one for one in found.able if one.readers]
+    return [one for one in found.within_targets if one.prefill_workers]
 
 
 # --- by hand ---
@@ -94,7 +94,7 @@ def test_it_is_what_every_setting_tried_by_hand_gives():
         "llama-3.1-70b", hardware=devices, prefill_hardware=devices, layouts=LAYOUTS, quants=quants, batches=LIMITS,
         disaggregated=True, bound=True, **GOALS,
     )  # fmt: skip
-    ours = {(*one.kind, one.quant, str(one.layout)): one for one in apart(found)}
+    ours = {(*one.device_names, one.quant, str(one.layout)): one for one in apart(found)}
     assert len(ours) == len(apart(found))
     hand = {}
     for quant, device, layout in product(quants, devices, LAYOUTS):
@@ -115,8 +115,8 @@ def test_it_is_what_every_setting_tried_by_hand_gives():
     assert {kind[:2] for kind in hand} == set(product(devices, devices))
     for key, (size, ttft_s, laid, copies, tpot_s) in hand.items():
         one = ours[key]
-        assert (one.readers.devices, one.copies) == (size, copies)
-        assert str(one.readers.layout) == laid
+        assert (one.prefill_workers.devices, one.copies) == (size, copies)
+        assert str(one.prefill_workers.layout) == laid
         assert (one.ttft_s, one.tpot_s) == pytest.approx((ttft_s, tpot_s))
 
 
@@ -149,9 +149,9 @@ def test_the_cache_travels_on_the_links_of_the_smaller_side(options, moved):
     )
     assert apart(after)
     for one in (*apart(after), *apart(overlapped)):
-        read = one.readers
+        read = one.prefill_workers
         assert read.transfer_s == pytest.approx(moved / (50e9 * min(read.layout.devices, one.layout.devices)))
-        own = max(read.read_s, read.transfer_s) if one in apart(overlapped) else read.read_s + read.transfer_s
+        own = max(read.prefill_s, read.transfer_s) if one in apart(overlapped) else read.prefill_s + read.transfer_s
         assert one.ttft_s == pytest.approx(read.wait_s + own)
 
 
@@ -160,16 +160,16 @@ def test_a_cache_travels_on_scale_up_links_within_a_domain():
     found = plan("llama-3.1-70b", disaggregated=True, kv_link="scale-up", **{**GOALS, **asked, "max_devices": 32})
     assert apart(found)
     for one in apart(found):
-        sizes = one.readers.layout.devices, one.layout.devices
+        sizes = one.prefill_workers.layout.devices, one.layout.devices
         assert sum(sizes) <= 8
-        assert one.readers.transfer_s == pytest.approx(2 * 1500 * TOKEN / (450e9 * min(sizes)))
+        assert one.prefill_workers.transfer_s == pytest.approx(2 * 1500 * TOKEN / (450e9 * min(sizes)))
     one = apart(found)[0]
     run = simulate(**found.simulation(one), requests=5)
     read, _ = Steps(run.reads).prefill_and_interval_s(1500.0, 0.0)
-    assert run.ttft_s.min() == pytest.approx(float(read) + one.readers.transfer_s)
+    assert run.ttft_s.min() == pytest.approx(float(read) + one.prefill_workers.transfer_s)
     wide = plan("llama-3.1-70b", disaggregated=True, kv_link="scale-up", **{**GOALS, **asked, "layouts": ["tp=8"]})
-    (why,) = (each.reason for each in wide.rejected if each.readers)
-    assert why == "network: no links that are known join those that read and write"
+    (why,) = (each.reason for each in wide.rejected if each.prefill_workers)
+    assert why == "network: no known link joins prefill and decode workers"
 
 
 # --- laws ---
@@ -180,12 +180,12 @@ def test_copies_that_do_both_are_those_of_a_plan_without_it(found):
         "llama-3.1-70b", hardware=["h100-sxm", "l40s"], layouts=LAYOUTS, quants=["fp8", "fp8KV8"], batches=LIMITS,
         by=str(found.by), **GOALS,
     )  # fmt: skip
-    for ours, theirs in ((found.able, plain.able), (found.rejected, plain.rejected)):
-        own = [one for one in ours if not one.readers]
+    for ours, theirs in ((found.within_targets, plain.within_targets), (found.rejected, plain.rejected)):
+        own = [one for one in ours if not one.prefill_workers]
         assert list(map(repr, own)) == list(map(repr, theirs))  # in which what is not known is alike
-        assert [repr(one.least) for one in own] == [repr(one.least) for one in theirs]
-    assert repr(found.best_of(apart=False)) == repr(plain.best)
-    assert repr(found.lowest[0]) == repr(plain.least)
+        assert [repr(one.at_bound) for one in own] == [repr(one.at_bound) for one in theirs]
+    assert repr(found.best_of(disaggregated=False)) == repr(plain.best)
+    assert repr(found.lowest_at_bound[0]) == repr(plain.cheapest_at_bound)
     assert not any("reader" in name for row in plain.rows() for name in row)
     assert plain.kv_transfer is None
 
@@ -195,14 +195,14 @@ def test_it_keeps_to_what_is_asked(found):
     for one in apart(found):
         assert one.ttft_s <= GOALS["ttft"]
         assert one.tpot_s <= GOALS["tpot"]
-        assert one.devices == one.readers.devices + one.copies * one.layout.devices <= 16
-        assert max(one.memory, one.readers.memory) <= 1
+        assert one.devices == one.prefill_workers.devices + one.copies * one.layout.devices <= 16
+        assert max(one.memory, one.prefill_workers.memory) <= 1
         assert one.utilization < 1
         assert GOALS["rate"] <= one.rate_within <= one.max_rate
-        least = one.least
-        assert least.kind == one.kind
+        least = one.at_bound
+        assert least.device_names == one.device_names
         assert least.devices <= one.devices
-        assert least.readers.devices <= one.readers.devices
+        assert least.prefill_workers.devices <= one.prefill_workers.devices
 
 
 def test_at_a_higher_rate_than_is_told_as_many_devices_keep_to_it_no_more():
@@ -220,7 +220,7 @@ def test_readers_do_not_wait_for_each_other():
     asked = {"hardware": ["h200-sxm"], "quants": ["fp8"], "max_devices": 32, "bound": True, "rate": 6, "tpot": 0.05}
     found = plan("deepseek-v3", layouts=["dp=8 ep=8", "tp=8 ep=8"], disaggregated=True, **asked)
     assert {str(one.layout) for one in apart(found)} == {"ep=8 dp=8", "tp=8 ep=8"}
-    assert {str(one.readers.layout) for one in apart(found)} == {"tp=8 ep=8"}
+    assert {str(one.prefill_workers.layout) for one in apart(found)} == {"tp=8 ep=8"}
     assert not apart(plan("deepseek-v3", layouts=["dp=8 ep=8"], disaggregated=True, **asked))
 
 
@@ -249,9 +249,9 @@ def test_the_best_does_in_a_simulation_what_the_plan_says(model, options):
     """At the bound, 2000 requests: within 1 % of the times, and more by what is drawn."""
     asked = {"hardware": ["h100-sxm"], "quants": ["published"], "max_devices": 64, "prompt": 1500, "gen": 100}
     found = plan(model, disaggregated=True, bound=True, **{**asked, "ttft": 0.4, "tpot": 0.05, **options})
-    one = found.best_of(apart=True) or next(iter(apart(found)))
+    one = found.best_of(disaggregated=True) or next(iter(apart(found)))
     run = simulate(**found.simulation(one), requests=2000)
-    assert (run.devices, run.readers, run.copies) == (one.devices, one.readers.copies, one.copies)
+    assert (run.devices, run.readers, run.copies) == (one.devices, one.prefill_workers.copies, one.copies)
     assert float(np.mean(run.tpot_s)) == pytest.approx(one.tpot_s, rel=0.02)
     assert float(np.mean(run.ttft_s)) == pytest.approx(one.ttft_s, rel=0.03)
     assert run.reading_utilization == pytest.approx(one.utilization, rel=0.02)
@@ -272,8 +272,8 @@ def test_as_many_read_and_write_as_in_splitwise():
             "bloom-176b", hardware=[writer], prefill_hardware=[reader], layouts=["tp=8"], quants=["published"],
             disaggregated=True, **asked,
         )  # fmt: skip
-        one = next(each for each in apart(found) if each.kind == (reader, writer))
-        assert one.readers.copies == pytest.approx(read, rel=0.2)
+        one = next(each for each in apart(found) if each.device_names == (reader, writer))
+        assert one.prefill_workers.copies == pytest.approx(read, rel=0.2)
         assert one.copies <= write
         assert one.devices / 8 == pytest.approx(read + write, rel=0.2)
 
@@ -286,9 +286,9 @@ def test_each_device_serves_more_as_in_distserve():
         "opt-13b", rate=100, prompt=512, gen=64, ttft=0.4, tpot=0.04, hardware=["a100-sxm-80gb"], layouts=[""],
         quants=["published"], max_devices=64, disaggregated=True,
     )  # fmt: skip
-    together, other = (found.best_of(apart=each) for each in (False, True))
+    together, other = (found.best_of(disaggregated=each) for each in (False, True))
     assert 1.2 < (other.rate_within / other.devices) / (together.rate_within / together.devices) < 2.1
-    assert other.readers.copies > other.copies
+    assert other.prefill_workers.copies > other.copies
 
 
 # --- what a user reads ---
@@ -302,9 +302,9 @@ def test_two_kinds_of_device_have_prices_and_what_ifs_of_their_own():
     )  # fmt: skip
     assert (found.considered, found.priced) == (2, 2)
     (one,) = apart(found)
-    assert one.kind == ("h100-sxm", "l40s")
-    assert one.usd_per_h == pytest.approx(3 * one.readers.copies + one.copies)
-    assert one.watts == pytest.approx(700 * one.readers.copies + 350 * one.copies)
+    assert one.device_names == ("h100-sxm", "l40s")
+    assert one.usd_per_h == pytest.approx(3 * one.prefill_workers.copies + one.copies)
+    assert one.watts == pytest.approx(700 * one.prefill_workers.copies + 350 * one.copies)
     again = found.simulation(one)
     assert set(again["hardware_set"]) == set(changes)
     run = simulate(**again, requests=300)
@@ -315,52 +315,52 @@ def test_two_kinds_of_device_have_prices_and_what_ifs_of_their_own():
 def test_the_report_compares_both_ways(found):
     text, words = REPORT.text(found), " ".join(REPORT.text(found).split())
     assert max(map(len, text.splitlines())) <= 80
-    together, other = (found.best_of(apart=each) for each in (False, True))
-    assert "Prompts read by all, and apart: as expected" in text
-    assert "Prompts read by all, and apart: at the bound" in text
+    together, other = (found.best_of(disaggregated=each) for each in (False, True))
+    assert "Without and with separate prefill workers: expected" in text
+    assert "Without and with separate prefill workers: at the bound" in text
     times = other.usd_per_h / together.usd_per_h
-    told = ("prompts are read apart", times) if found.best is together else ("all copies read and write", 1 / times)
-    assert f"Where {told[0]}, the lowest is" in words
-    assert f"{told[1]:.3g} times as much." in words
+    kind, ratio = ("With", times) if found.best is together else ("Without", 1 / times)
+    assert f"{kind} separate prefill workers, the lowest is" in words
+    assert f"{ratio:.3g} times as much." in words
     assert words.count("llmviewer simulate llama-3.1-70b h100-sxm") == 2
-    assert re.search(r"\d+ x h100-sxm read, \d+ x \(\d x h100-sxm, tp=\d\) write", words)
+    assert re.search(r"\d+ x h100-sxm prefill, \d+ x \(\d x h100-sxm, tp=\d\) decode", words)
 
 
 def test_the_formats(found):
     document = json.loads(REPORT.json(found))
     assert document["inputs"]["kv_transfer"] == "after"
-    ours = found.best_of(apart=True)
+    ours = found.best_of(disaggregated=True)
     row = document["best_apart"]
     assert document["best_together"]["readers_copies"] is None
-    assert (row["readers_hardware"], row["readers_copies"]) == ("h100-sxm", ours.readers.copies)
-    assert row["bound_readers_copies"] == ours.least.readers.copies
+    assert (row["readers_hardware"], row["readers_copies"]) == ("h100-sxm", ours.prefill_workers.copies)
+    assert row["bound_readers_copies"] == ours.at_bound.prefill_workers.copies
     assert row["tokens_per_dollar"] == pytest.approx(3600 * 12 * 200 / ours.usd_per_h)
     assert row["ttft_s"] == pytest.approx(row["wait_s"] + row["read_s"] + row["transfer_s"])
     rows = list(csv.DictReader(io.StringIO(REPORT.csv(found))))
     assert len(rows) == sum(len(document[kind]) for kind in ("candidates", "unmeasured", "rejected"))
     assert {row["readers_layout"] for row in rows} > {""}
     page = REPORT.html(found)
-    assert "Prompts read by all, and apart" in page
-    assert "read for" in page  # of points in the figure
+    assert "Without and with separate prefill workers" in page
+    assert "prefill for" in page  # of points in the figure
 
 
 @pytest.mark.parametrize(
     ("device", "options", "reason"),
     [
-        ("h100-sxm", {"max_devices": 1}, "devices: 2 at least, of 1 at most"),
-        ("h100-sxm", {"rate": 200, "max_devices": 2}, "rate: prompts of 112.6 requests/s are read at most, of 200 ask"),
+        ("h100-sxm", {"max_devices": 1}, "devices: needs at least 2; at most 1 allowed"),
+        ("h100-sxm", {"rate": 200, "max_devices": 2}, "rate: prefills at most 112.6 requests/s; 200 requested"),
         ("h100-sxm", {"ttft": 0.01}, "time to first token: "),
         ("h100-sxm", {"tpot": 0.001}, "time per token: "),
-        ("h100-sxm", {"hardware_set": ["scale_out.bandwidth=0.5 GB/s"]}, "network: caches of "),
-        ("m4-max", {"quants": ["published"]}, "network: no links that are known join those that"),
-        ("rtx-4090", {"quants": ["published"], "prompt": 50000, "rate": 0.001}, "memory: 33.9 GB to read a prompt wh"),
+        ("h100-sxm", {"hardware_set": ["scale_out.bandwidth=0.5 GB/s"]}, "network: sends KV caches of "),
+        ("m4-max", {"quants": ["published"]}, "network: no known link joins prefill and decode"),
+        ("rtx-4090", {"quants": ["published"], "prompt": 50000, "rate": 0.001}, "memory: 33.9 GB for a prefill while"),
     ],
 )
 def test_what_rules_a_pair_out(device, options, reason):
     asked = {"rate": 4, "quants": ["fp8"], "layouts": [""], "max_devices": 8}
     found = plan("llama-3.1-8b", hardware=[device], bound=True, disaggregated=True, **{**asked, **options})
     assert not apart(found)
-    (one,) = (each for each in found.rejected if each.readers)
+    (one,) = (each for each in found.rejected if each.prefill_workers)
     assert one.reason.startswith(reason)
     assert one.excess > 1
 
@@ -370,11 +370,11 @@ def test_what_rules_a_pair_out(device, options, reason):
     [
         (
             ["--prefill-hardware", "h100"],
-            "--prefill-hardware must be left out without disaggregated, where prompts are",
+            "--prefill-hardware must be left out without disaggregated, with which separate workers pre",
         ),
         (
             ["--kv-transfer", "after"],
-            "--kv-transfer must be left out without disaggregated, where prompts are read els",
+            "--kv-transfer must be left out without disaggregated, with which separate workers pre",
         ),
         (["--disaggregated", "--kv-transfer", "late"], "--kv-transfer must be one of after, overlapped; got 'late'"),
         (["--disaggregated", "--prefill-hardware", "all"], "--prefill-hardware must name devices; leave it out for"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from llmviewer.cli import main
-from llmviewer.comparing.fleet import Known
+from llmviewer.comparing.fleet import WorkCache
 from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
 from llmviewer.memory import weight_bytes
@@ -38,7 +38,7 @@ def laid(model, layout, *techniques):
         max_devices=16, years=None,
     )  # fmt: skip
     devices = [load_hardware(name) for name in DEVICES]
-    return load, list(placements(one, devices, load, Known(), large=True))
+    return load, list(placements(one, devices, load, WorkCache(), include_too_large=True))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_many_devices_at_once_take_what_each_takes_by_itself(model, layout, tech
         times = own.bounds(load)
         if expected:
             kernels = {one.hardware.name: one.kernels for one in settings}
-            (times,) = fleet_times.expected([(own, own.able)], load, kernels.__getitem__)
+            (times,) = fleet_times.expected([(own, own.runnable)], load, kernels.__getitem__)
         for place, one in enumerate(settings):
             steps = Steps(one, expected)
             batch = load.limits / one.layout.dp
@@ -84,7 +84,7 @@ def test_ranks_that_wait_for_each_other_draft_in_plans_as_in_steps(model, drafts
 
 def test_memory_of_a_plan_has_what_drafts_and_what_is_common_once():
     bare, drafted, common, own = (
-        laid("llama-3.1-8b", "", *techniques)[1][0].needed.whole
+        laid("llama-3.1-8b", "", *techniques)[1][0].needed.prefill_and_decode
         for techniques in ((), (DRAFT,), (PREFIX,), ("prefix-cache:tokens=600,common=false",))
     )
     draft = Setting.of("qwen2.5-0.5b", DEVICES[0], quant="W16A16")
@@ -115,9 +115,9 @@ def test_prompts_in_a_cache_take_fewer_devices():
 
 def test_a_pipeline_is_left_out_where_passes_are_arranged():
     asked = {"rate": 1, "hardware": ["h100-sxm"], "quants": ["published"], "max_devices": 2, "bound": True}
-    assert {one.layout.pp for one in plan("qwen2.5-7b", **asked).able} == {1, 2}
-    assert {one.layout.pp for one in plan("qwen2.5-7b", **asked, techniques=["retrieval"]).able} == {1}
-    assert {one.layout.pp for one in plan("qwen2.5-7b", **asked, techniques=[PREFIX]).able} == {1, 2}
+    assert {one.layout.pp for one in plan("qwen2.5-7b", **asked).within_targets} == {1, 2}
+    assert {one.layout.pp for one in plan("qwen2.5-7b", **asked, techniques=["retrieval"]).within_targets} == {1}
+    assert {one.layout.pp for one in plan("qwen2.5-7b", **asked, techniques=[PREFIX]).within_targets} == {1, 2}
     with pytest.raises(InputError, match=r"^retrieval: is not supported in a pipeline"):
         plan("qwen2.5-7b", **asked, layouts=["pp=2"], techniques=["retrieval"])
 
@@ -126,7 +126,7 @@ def test_a_pipeline_is_left_out_where_passes_are_arranged():
     ("beam", r"^beam changes the passes of a request"),
     ("speculative:draft=qwen2.5-0.5b", r"^speculative: give alpha"),
     ("mtp", r"^mtp: qwen2.5-7b has no known multi-token prediction layers"),
-    ("quantized:scheme=smoothquant", r"^quantized: is .*, and plan tries precisions; give --quant"),
+    ("quantized:scheme=smoothquant", r"^quantized: sets .*, and plan tries precisions; give --quant"),
 ])  # fmt: skip
 def test_what_cannot_be_planned_with_is_said(text, said):
     with pytest.raises(InputError, match=said):
@@ -173,6 +173,6 @@ def test_prompts_in_a_cache_are_read_in_pipelines_too():
 def test_layouts_that_do_not_divide_a_draft_are_said():
     asked = {"rate": 1, "hardware": ["h100-sxm"], "quants": ["published"], "max_devices": 8, "bound": True,
              "techniques": ["speculative:draft=llama-68m,alpha=0.6"]}  # fmt: skip
-    assert {one.layout.tp for one in plan("llama-3.1-8b", **asked).able} == {1, 2, 4}
+    assert {one.layout.tp for one in plan("llama-3.1-8b", **asked).within_targets} == {1, 2, 4}
     with pytest.raises(InputError, match=r"^llama-68m runs beside llama-3.1-8b in the same layout: tp=8 does not"):
         plan("llama-3.1-8b", **asked, layouts=["", "tp=8"])

@@ -23,7 +23,7 @@ from llmviewer.webapp.state import State
 from llmviewer.webapp.views import changes as page
 
 TEXTS = ("W4A16g128", "fp8", "W8A8", "KV8")
-_ADVISED = re.compile(r"\(--quant (\S+)\) \S+ \w+ \(([\d.]+)x faster, expect ([\d.]+)x\)")
+_ADVISED = re.compile(r"\(--quant (\S+)\) >= \S+ \w+ \(([\d.]+)x at the bound, ([\d.]+)x expected\)")
 
 
 @pytest.mark.parametrize(("model", "device", "batch"), [("llama-3.1-8b", "h100-sxm", 1), ("qwen2.5-7b", "l40s", 8)])
@@ -32,7 +32,7 @@ def test_a_change_gains_the_same_whoever_evaluates_it(model, device, batch):
     request = {"batch": batch, "prompt": 512, "gen": 2}
     base = analyze(model, device, **request)
     advised = advise(model, device, wanted="tpot", without=["draft", "model"], **request)
-    lines = {one.name: one for one in (*advised.alone, *advised.idle, *advised.large)}
+    lines = {one.name: one for one in (*advised.alone, *advised.no_gain, *advised.too_large)}
     state = State(model=model, on=(device,), **request)
     steps = {
         step.candidate.name: step.variants[device]
@@ -117,7 +117,7 @@ def test_a_larger_batch_is_weighed_by_all_of_its_sequences():
 def test_the_fastest_library_is_found_by_trying_each():
     base = replace(evaluation("llama-2-7b", "a100-sxm-80gb", batch=1), prompt=1024, kv_len=1025)
     found = {one.phase: one for one in faster_libraries(base)}
-    usual = base.setting.kernels.usual
+    usual = base.setting.kernels.default_libraries
     assert len(usual) > 2
     for phase in ("prefill", "decode"):
         times = {

@@ -16,7 +16,7 @@ from ..units import fold, seconds, si
 from ..variants.changes import fewer_bytes, fullest_batch, lower_bits
 from ..variants.evaluation import Evaluation
 from ..variants.memory_fixes import MemoryFixes, twice_as_many_devices
-from ..variants.variant import WORTH, Change, Variant, evaluate
+from ..variants.variant import MIN_OFFERED_GAIN, Change, Variant, evaluate
 
 _MUCH_LATENCY: Final = 0.3  # share of the expected time from which latency is mentioned
 _HALF: Final = 0.5  # share of a pass's time below which the other bounds are listed too
@@ -33,32 +33,35 @@ def advice(
     fixes      computes memory_fixes(); None if the request fits
     """
     setting, estimate = base.setting, base.estimate(phase)
-    time_s, waits = float(estimate.time_s), estimate.seconds_by_bound
-    bound = max(waits, key=waits.__getitem__)
-    why, changes = _cause(setting, estimate, bound, waits[bound] / time_s)
+    time_s, bound_times = float(estimate.time_s), estimate.seconds_by_bound
+    bound = max(bound_times, key=bound_times.__getitem__)
+    cause, changes = _cause(setting, estimate, bound, bound_times[bound] / time_s)
     offers = _Offers()
     for variant in _variants(changes, base):
         gain = variant.pass_gain(phase)
-        if gain >= WORTH and (variant.fits or not base.fits):
+        if gain >= MIN_OFFERED_GAIN and (variant.fits or not base.fits):
             then_s = float(variant.result.pass_s(phase))
             offer = f"{_named(variant)} >= {seconds(then_s)} ({fold(gain, 2)} at the bound"
             offers.add(offer, variant.expected_pass_gain(phase))
-    shared = bound == "memory" or (bound == "link" and setting.offload != ON_DEVICE)  # a batch shares weight reads
-    known = base.expected_pass(phase)
-    latency = _latency_share(known) if known else 0.0
+    helped_by_batch = bound == "memory" or (
+        bound == "link" and setting.offload != ON_DEVICE
+    )  # a batch shares weight reads
+    expected_pass = base.expected_pass(phase)
+    latency = _latency_share(expected_pass) if expected_pass else 0.0
     throughput = f"{phase} throughput" if setting.model.generates else "throughput"  # not that of a generation
     larger = None
-    if shared or latency >= _MUCH_LATENCY:
+    if helped_by_batch or latency >= _MUCH_LATENCY:
         larger = next(_variants(fullest_batch(int(base.batch), max_batch), base), None)
-    if larger and shared and (gain := larger.pass_gain(phase)) >= WORTH:
+    if larger and helped_by_batch and (gain := larger.pass_gain(phase)) >= MIN_OFFERED_GAIN:
         offers.add(f"{larger.name} ({fold(gain, 2)} {throughput} at the bound", larger.expected_pass_gain(phase))
         larger = None  # not to be offered again with latency
     name = phase if setting.model.generates else "the one pass"
-    text = f"{name} is {bound}-bound{_mixed(waits, time_s)}: {why}; {offers.text() or _left(base, bound, waits)}"
+    remedies = offers.text() or _further_remedies(base, bound, bound_times)
+    text = f"{name} is {bound}-bound{_mixed(bound_times, time_s)}: {cause}; {remedies}"
     if latency >= _MUCH_LATENCY:
         text += _latency(latency, larger, phase, throughput)
-    found = fixes()
-    return text + (_fixed(found, phase, base) if found else "")
+    memory_fixes = fixes()
+    return text + (_fixed(memory_fixes, phase, base) if memory_fixes else "")
 
 
 def _variants(changes: Iterable[Change], base: Evaluation) -> Iterator[Variant]:
@@ -86,7 +89,9 @@ class _Offers:
         if gain is None:
             self._helpful.append(f"{text})")
         else:
-            (self._helpful if gain >= WORTH else self._bound_only).append(f"{text}, {fold(gain, 2)} expected)")
+            (self._helpful if gain >= MIN_OFFERED_GAIN else self._bound_only).append(
+                f"{text}, {fold(gain, 2)} expected)"
+            )
 
     def text(self) -> str:
         """Both lists in words; "" if they are empty."""
@@ -100,19 +105,21 @@ def _cause(setting: Setting, estimate: Estimate, bound: str, share: float) -> tu
         return _traffic(setting, estimate, share), fewer_bytes(setting)
     if bound == "link":
         offloads = setting.offload != ON_DEVICE
-        return _sent(setting, estimate, share), fewer_bytes(setting) if offloads else ()
+        return _link_traffic(setting, estimate, share), fewer_bytes(setting) if offloads else ()
     return _units(setting, estimate), lower_bits(setting)
 
 
-def _left(base: Evaluation, bound: str, waits: Mapping[str, float]) -> str:
+def _further_remedies(base: Evaluation, bound: str, bound_times: Mapping[str, float]) -> str:
     """Describes further remedies, where no change of precision or batch helps."""
     setting = base.setting
     others = "; `llmviewer advise` ranks techniques" if setting.model.generates else ""
     if bound in ("compute", "memory"):
-        more = twice_as_many_devices(base)
-        remedies = [f"more devices ({more})"] if more else []
+        twice_devices = twice_as_many_devices(base)
+        remedies = [f"more devices ({twice_devices})"] if twice_devices else []
         if bound == "compute":
-            traffic = waits.get("memory", 0.0) > (1 - 1 / WORTH) * sum(waits.values())  # the time that fusing can save
+            traffic = bound_times.get("memory", 0.0) > (1 - 1 / MIN_OFFERED_GAIN) * sum(
+                bound_times.values()
+            )  # the time that fusing can save
             remedies += ["fused operators (--with fusion)"] if traffic else []
             tried, last = "no lower-bit type of this device is faster", ["a faster device", "fewer tokens"]
         else:
@@ -124,11 +131,11 @@ def _left(base: Evaluation, bound: str, waits: Mapping[str, float]) -> str:
     return "fewer ranks send less; links with more bandwidth or less latency send it faster"
 
 
-def _mixed(waits: Mapping[str, float], time_s: float) -> str:
+def _mixed(bound_times: Mapping[str, float], time_s: float) -> str:
     """The shares of all bounds, if none makes up half of the time; else ""."""
-    if max(waits.values()) >= _HALF * time_s:
+    if max(bound_times.values()) >= _HALF * time_s:
         return ""
-    shares = sorted(((wait_s / time_s, bound) for bound, wait_s in waits.items() if wait_s), reverse=True)
+    shares = sorted(((wait_s / time_s, bound) for bound, wait_s in bound_times.items() if wait_s), reverse=True)
     return f" ({', '.join(f'{bound} {share:.0%}' for share, bound in shares)} of its time)"
 
 
@@ -143,7 +150,7 @@ def _latency(share: float, larger: Variant | None, phase: str, throughput: str) 
     """Describes what reduces latency, and the gain of a larger batch in `throughput`."""
     text = f"; {share:.0%} of the expected time is fixed cost of short kernels: fuse them, or use CUDA graphs"
     gain = larger.expected_pass_gain(phase) if larger else None
-    if larger and gain and gain >= WORTH:
+    if larger and gain and gain >= MIN_OFFERED_GAIN:
         text += f"; {larger.name}: {fold(gain, 2)} {throughput} expected"
     return text
 
@@ -169,14 +176,14 @@ def _traffic(setting: Setting, estimate: Estimate, share: float) -> str:
     moved = sum(parts.values())
     first, *rest = sorted(parts, key=parts.__getitem__, reverse=True)
     others = ", ".join(f"{parts[name] / moved:.0%} {named[name]}" for name in rest if parts[name] / moved >= 0.005)
-    what = f"{parts[first] / moved:.0%} {named[first]}" + (f", {others}" if others else "")
+    composition = f"{parts[first] / moved:.0%} {named[first]}" + (f", {others}" if others else "")
     return (
         f"memory bandwidth ({si(setting.hardware.bandwidth())}B/s) limits {share:.0%} of its time, moving "
-        f"{si(moved)}B ({what})"
+        f"{si(moved)}B ({composition})"
     )
 
 
-def _sent(setting: Setting, estimate: Estimate, share: float) -> str:
+def _link_traffic(setting: Setting, estimate: Estimate, share: float) -> str:
     """The share of time spent on links to other devices or to offloaded data, and the slowest link."""
     links: dict[Resource, float] = {}
     for row in estimate.rows:

@@ -38,10 +38,10 @@ from ..rows import Rows
 from ..setting import Setting, whole_number
 from ..workload import Workload
 from .costs import Devices, per_dollar
-from .disaggregation import joined, latency_s, sent_bytes_per_s
+from .disaggregation import in_one_domain, latency_s, link_bytes_per_s
 
 SCHEMA_VERSION: Final = 1
-MOST_MICRO_BATCHES: Final = 8  # that are tried
+MAX_MICRO_BATCHES: Final = 8  # the largest number that is tried
 Array = npt.NDArray[np.float64]
 
 
@@ -72,7 +72,7 @@ class Busy:
 
     @property
     def limits(self) -> list[str]:
-        """What sets the time of the step: attention, experts, links, or latency of one micro-batch."""
+        """The part that determines the time of each step: attention, experts, links, or latency of one micro-batch."""
         parts = {"attention": self.attention, "experts": self.experts, "links": self.links, "latency": self.alone}
         return [list(parts)[n] for n in np.argmax(np.stack(list(parts.values())), axis=0)]
 
@@ -82,7 +82,7 @@ class Busy:
 
 
 _PARTS: Final = ("attention", "experts", "dispatch", "collect", "alone")
-_ENDS: Final = ("expected", "low", "high")
+_INTERVAL_NAMES: Final = ("expected", "low", "high")
 
 
 @frozen(kw_only=True)
@@ -132,6 +132,7 @@ class ExpertDisaggregation(Rows):
 
     @property
     def devices(self) -> int:
+        """Number of devices of both sides."""
         return self.attention.layout.devices + self.experts.layout.devices
 
     @property
@@ -148,20 +149,22 @@ class ExpertDisaggregation(Rows):
     def tokens_per_usd(self) -> Array | None:
         """Tokens per dollar; None if a side has no price. [1/USD]"""
         devices = [(one.hardware, one.layout.devices) for one in (self.attention, self.experts)]
-        return self._bought(self.tokens_per_s * self.devices, devices)
+        return self._per_usd(self.tokens_per_s * self.devices, devices)
 
     @property
     def together_tokens_per_usd(self) -> Array | None:
-        return None if self.together is None else self._bought(self.together, [(self.attention.hardware, 1)])
+        """Tokens per dollar without disaggregation; None if unknown. [1/USD]"""
+        return None if self.together is None else self._per_usd(self.together, [(self.attention.hardware, 1)])
 
-    def _bought(self, tokens_per_s: Array, devices: Devices) -> Array | None:
-        found = np.asarray(per_dollar(tokens_per_s, devices, self.years))
-        return None if np.isnan(found).all() else found
+    def _per_usd(self, tokens_per_s: Array, devices: Devices) -> Array | None:
+        per_usd = np.asarray(per_dollar(tokens_per_s, devices, self.years))
+        return None if np.isnan(per_usd).all() else per_usd
 
     @property
     def fits(self) -> npt.NDArray[np.bool_]:
+        """Whether a batch fits the memory of both sides."""
         inside = (
-            self.batch <= (np.inf if most is None else most) for most in (self.attention_batch, self.expert_batch)
+            self.batch <= (np.inf if limit is None else limit) for limit in (self.attention_batch, self.expert_batch)
         )
         return reduce(np.logical_and, inside)
 
@@ -194,10 +197,12 @@ class ExpertDisaggregation(Rows):
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row per batch."""
         likely, limits = self.likely, self.likely.limits
-        ends = {f"{end}_step_s": getattr(self.expected, end).step_s if self.expected else None for end in _ENDS}
+        interval_columns = {
+            f"{end}_step_s": getattr(self.expected, end).step_s if self.expected else None for end in _INTERVAL_NAMES
+        }
         columns: dict[str, Array | None] = {
             "bound_step_s": self.bound.step_s,
-            **ends,
+            **interval_columns,
             "tokens_per_s_per_device": self.tokens_per_s,
             "together_tokens_per_s_per_device": self.together,
             "tokens_per_usd": self.tokens_per_usd,
@@ -206,15 +211,18 @@ class ExpertDisaggregation(Rows):
             "attention_bytes": self.attention_bytes,
             "expert_bytes": self.expert_bytes,
         }
-        for at, batch in enumerate(self.batch):
-            row: dict[str, Any] = {"batch": int(batch), "micro_batches": int(self.micro_batches[at])}
-            known = {
-                name: column[at] for name, column in columns.items() if column is not None and not isnan(column[at])
+        for place, batch in enumerate(self.batch):
+            row: dict[str, Any] = {"batch": int(batch), "micro_batches": int(self.micro_batches[place])}
+            known_values = {
+                name: column[place]
+                for name, column in columns.items()
+                if column is not None and not isnan(column[place])
             }
-            row |= {name: float(known[name]) if name in known else None for name in columns}
-            yield row | {"limited_by": limits[at], "fits": bool(self.fits[at])}
+            row |= {name: float(known_values[name]) if name in known_values else None for name in columns}
+            yield row | {"limited_by": limits[place], "fits": bool(self.fits[place])}
 
     def to_dict(self) -> dict[str, Any]:
+        """The JSON document; docs/afd.md has its keys."""
         return {
             "schema_version": SCHEMA_VERSION,
             "llmviewer_version": __version__,
@@ -256,88 +264,108 @@ def afd(
     """
     arguments.check_types(model=model)
     loaded = load_model(model) if isinstance(model, str) else model
-    given = arguments.with_defaults(options, ExpertOptions)
+    all_options = arguments.with_defaults(options, ExpertOptions)
     layout = parse_layout(attention_layout) if isinstance(attention_layout, str) else attention_layout
     if layout.ep * layout.pp * layout.cp > 1:
         raise InputError(f"attention_layout must have degrees of tp and dp only; got {attention_layout}")
-    many, cut = whole_number("expert_devices", expert_devices), whole_number("micro_batches", micro_batches, least=0)
+    expert_count, micro_batch_count = (
+        whole_number("expert_devices", expert_devices),
+        whole_number("micro_batches", micro_batches, least=0),
+    )
     sizes = np.array([whole_number("batch", n) for n in arguments.as_numbers(batch)], dtype=np.float64)
     arguments.check_positive(years=years)
-    laid = Layout(
-        dp=many, ep=many, redundant_experts=whole_number("redundant_experts", given["redundant_experts"], least=0)
+    expert_layout = Layout(
+        dp=expert_count,
+        ep=expert_count,
+        redundant_experts=whole_number("redundant_experts", all_options["redundant_experts"], least=0),
     )
-    own, others = changes_by_device((attention_hardware, expert_hardware), given["hardware_set"])
-    each = given | {"redundant_experts": 0}  # `laid` has them
-    attention = Setting.of(loaded, attention_hardware, layout=layout, **each | {"hardware_set": own})
-    experts = Setting.of(loaded, expert_hardware, layout=laid, **each | {"hardware_set": others})
-    way = _joined(attention, experts, arguments.enum_member("link", link, KvLink))
-    pair = _Sides(attention, experts, way, whole_number("kv_len", kv_len))
-    tried = np.array([cut] if cut else range(1, MOST_MICRO_BATCHES + 1), dtype=np.float64)
-    every = np.tile(sizes, len(tried))
-    parts = np.minimum(np.repeat(tried, len(sizes)), every)
-    bounds, likely = pair.bound(parts, every), pair.expected(parts, every)
-    steps = (likely.expected if likely else bounds).step_s.reshape(len(tried), -1)
+    attention_changes, expert_changes = changes_by_device((attention_hardware, expert_hardware), all_options["hardware_set"])
+    shared_options = all_options | {"redundant_experts": 0}  # `expert_layout` has them
+    attention = Setting.of(
+        loaded, attention_hardware, layout=layout, **shared_options | {"hardware_set": attention_changes}
+    )
+    experts = Setting.of(
+        loaded, expert_hardware, layout=expert_layout, **shared_options | {"hardware_set": expert_changes}
+    )
+    checked_link = _checked_link(attention, experts, arguments.enum_member("link", link, KvLink))
+    sides = _Sides(attention, experts, checked_link, whole_number("kv_len", kv_len))
+    counts = np.array([micro_batch_count] if micro_batch_count else range(1, MAX_MICRO_BATCHES + 1), dtype=np.float64)
+    batches = np.tile(sizes, len(counts))
+    parts = np.minimum(np.repeat(counts, len(sizes)), batches)
+    bounds, likely = sides.bound(parts, batches), sides.expected(parts, batches)
+    steps = (likely.expected if likely else bounds).step_s.reshape(len(counts), -1)
     best = np.argmin(steps, axis=0) * len(sizes) + np.arange(len(sizes))
-    held: dict[str, Any] = {"prompt": kv_len, "gen": 0}
-    needed = [np.broadcast_to(one.total_bytes(batch=sizes, **held), sizes.shape) for one in pair.footprints]
-    room = zip(pair.footprints, pair, strict=True)
-    most = [largest_batch(one, side.hardware.capacity, **held) for one, side in room]
+    lengths: dict[str, Any] = {"prompt": kv_len, "gen": 0}
+    needed_bytes = [np.broadcast_to(one.total_bytes(batch=sizes, **lengths), sizes.shape) for one in sides.footprints]
+    footprints = zip(sides.footprints, sides, strict=True)
+    max_batches = [largest_batch(one, side.hardware.capacity, **lengths) for one, side in footprints]
     return ExpertDisaggregation(
         attention=attention,
         experts=experts,
-        link=way,
+        link=checked_link,
         kv_len=kv_len,
         batch=sizes,
         micro_batches=parts[best],
         bound=bounds.at(best),
-        expected=likely and Expected(**{end: getattr(likely, end).at(best) for end in _ENDS}),
-        together=pair.together(sizes),
-        copies=pair.copies,
-        attention_bytes=needed[0],
-        expert_bytes=needed[1],
-        attention_batch=most[0],
-        expert_batch=most[1],
+        expected=likely and Expected(**{end: getattr(likely, end).at(best) for end in _INTERVAL_NAMES}),
+        together=sides.colocated(sizes),
+        copies=sides.copies,
+        attention_bytes=needed_bytes[0],
+        expert_bytes=needed_bytes[1],
+        attention_batch=max_batches[0],
+        expert_batch=max_batches[1],
         years=years,
     )
 
 
-def _joined(attention: Setting, experts: Setting, link: KvLink) -> KvLink:
-    """The link, if it connects both sides."""
-    (some, other), (many, others) = ((one.layout.devices, one.hardware) for one in (attention, experts))
-    if link is KvLink.SCALE_UP and not joined((other, some), (others, many)):
+def _checked_link(attention: Setting, experts: Setting, link: KvLink) -> KvLink:
+    """The link.
+
+    Raises InputError if it does not connect both sides.
+    """
+    (attention_devices, attention_hardware), (expert_devices, expert_hardware) = (
+        (one.layout.devices, one.hardware) for one in (attention, experts)
+    )
+    if link is KvLink.SCALE_UP and not in_one_domain(
+        (attention_hardware, attention_devices), (expert_hardware, expert_devices)
+    ):
         raise InputError(
-            f"link must be scale-out unless both sides fit in one scale-up domain; got {some} x {other.name} and "
-            f"{many} x {others.name}"
+            "link must be scale-out unless both sides fit in one scale-up domain; got "
+            f"{attention_devices} x {attention_hardware.name} and "
+            f"{expert_devices} x {expert_hardware.name}"
         )
     return link
 
 
 def expert_operators(block: Block) -> tuple[Operator, ...]:
     """Operators that run on the expert devices: from the permutation of tokens by expert to their recombination."""
-    carried: set[str] = set()
-    found = []
+    routed_tensors: set[str] = set()
+    operators = []
     for op in block.operators:
-        if isinstance(op, Permute) or carried & {t.name for t in op.inputs}:
-            found.append(op)
-            carried |= set() if isinstance(op, Combine) else {t.name for t in op.outputs}
-    return tuple(found)
+        if isinstance(op, Permute) or routed_tensors & {t.name for t in op.inputs}:
+            operators.append(op)
+            routed_tensors |= set() if isinstance(op, Combine) else {t.name for t in op.outputs}
+    return tuple(operators)
 
 
 @frozen(kw_only=True)
 class _Crossing:
     """Traffic per token between the sides in equal layers.
 
-    reached  for each device, the share of tokens with an expert on it
+    layers          number of these layers
+    dispatch_bytes  sent to one device, in the format of the experts' operands [B]
+    collect_bytes   sent back by one device [B]
+    reached         share of tokens with an expert on a device, for each device
     """
 
     layers: int
-    there_bytes: float  # to one device, in the format of the experts' operands
-    back_bytes: float
+    dispatch_bytes: float
+    collect_bytes: float
     reached: tuple[float, ...]
 
     @classmethod
-    def of(cls, block: Block, own: Sequence[Operator], setting: Setting) -> _Crossing:
-        first = next(op for op in own if isinstance(op, ExpertsLinear))
+    def of(cls, block: Block, expert_ops: Sequence[Operator], setting: Setting) -> _Crossing:
+        first = next(op for op in expert_ops if isinstance(op, ExpertsLinear))
         experts, devices = first.weight.shape[0], setting.layout.ep
         if experts % devices and not setting.layout.redundant_experts:
             near = nearest_divisors(experts, devices)
@@ -345,8 +373,8 @@ class _Crossing:
         places = expert_places(block, Network.of(setting.hardware, setting.layout))
         return cls(
             layers=block.repeat,
-            there_bytes=_row_bytes(first.inputs[0]),
-            back_bytes=_row_bytes(own[-1].result),
+            dispatch_bytes=_row_bytes(first.inputs[0]),
+            collect_bytes=_row_bytes(expert_ops[-1].result),
             reached=places.choice.needed(1, ranks=devices, domains=places.group.outer),
         )
 
@@ -361,27 +389,31 @@ class _Sides:
     def __init__(self, attention: Setting, experts: Setting, link: KvLink, kv_len: int) -> None:
         self._attention, self._experts, self._kv_len = attention, experts, kv_len
         blocks = replace(experts, layout=ONE_DEVICE).decode_graph.blocks
-        crossings = [_Crossing.of(block, own, experts) for block in blocks if (own := expert_operators(block))]
+        crossings = [
+            _Crossing.of(block, expert_ops, experts) for block in blocks if (expert_ops := expert_operators(block))
+        ]
         if not crossings:
-            raise InputError(f"{experts.model.name} has no experts that could be on devices of their own")
+            raise InputError(f"{experts.model.name} has no routed experts to put on separate devices")
         layers = sum(one.layers for one in crossings)
         self.copies = sum(one.layers * sum(one.reached) for one in crossings) / layers
-        graphs = [_graph(one, apart=one is experts) for one in self]
+        graphs = [_graph(one, expert_side=one is experts) for one in self]
         self._plans = [one.planned(graph) for one, graph in zip(self, graphs, strict=True)]
         self.footprints = [
             Footprint.of(graph, layout=one.layout).decoding() for one, graph in zip(self, graphs, strict=True)
         ]
-        leaves, comes = (sent_bytes_per_s(one.hardware, link) for one in self)
-        leaves *= attention.layout.devices
+        send_bytes_per_s, receive_bytes_per_s = (link_bytes_per_s(one.hardware, link) for one in self)
+        send_bytes_per_s *= attention.layout.devices
         # Per token and byte: all copies leave over the links of all attention devices; the busiest expert device gets
         # those for its experts.
-        paces = [(one, max(sum(one.reached) / leaves, max(one.reached) / comes)) for one in crossings]
-        self._there_s = sum(one.layers * one.there_bytes * pace for one, pace in paces)
-        self._back_s = sum(one.layers * one.back_bytes * pace for one, pace in paces)
+        seconds_per_byte = [
+            (one, max(sum(one.reached) / send_bytes_per_s, max(one.reached) / receive_bytes_per_s)) for one in crossings
+        ]
+        self._dispatch_s = sum(one.layers * one.dispatch_bytes * pace for one, pace in seconds_per_byte)
+        self._collect_s = sum(one.layers * one.collect_bytes * pace for one, pace in seconds_per_byte)
         self._messages = 2 * layers  # that a micro-batch waits for, one after another
-        self._way = Sending(cores=0, start_s=max(latency_s(one.hardware, link) for one in self))
+        self._link = Sending(cores=0, start_s=max(latency_s(one.hardware, link) for one in self))
         reach = STRAIGHT.reach if link is KvLink.SCALE_OUT else 1.0
-        self._likely_way = Sending(cores=0, start_s=max(self._way.start_s, STRAIGHT.start_s), reach=reach)
+        self._expected_link = Sending(cores=0, start_s=max(self._link.start_s, STRAIGHT.start_s), reach=reach)
 
     def __iter__(self) -> Iterator[Setting]:
         return iter((self._attention, self._experts))
@@ -392,52 +424,59 @@ class _Sides:
         return tuple(Workload.decode(batch=one.layout.micro_batch_size(size), kv_len=self._kv_len) for one in self)
 
     def bound(self, parts: Array, batch: Array) -> Busy:
-        each = zip(self._plans, self._workloads(parts, batch), strict=True)
-        return self._busy(parts, batch, self._way, *(plan.time_s(workload) for plan, workload in each))
+        """Lower bounds of busy times for micro-batches and batches."""
+        sides = zip(self._plans, self._workloads(parts, batch), strict=True)
+        return self._busy(parts, batch, self._link, *(plan.time_s(workload) for plan, workload in sides))
 
     def expected(self, parts: Array, batch: Array) -> Expected | None:
         """Expected times; None if the kernels of a side are unknown."""
         kernels = [one.kernels for one in self]
-        found = []
-        for known, plan, workload in zip(kernels, self._plans, self._workloads(parts, batch), strict=True):
-            run = known.expect_plan(plan, workload) if known else None
-            if run is None or not run.modelled:
+        totals = []
+        for side_kernels, plan, workload in zip(kernels, self._plans, self._workloads(parts, batch), strict=True):
+            expected_pass = side_kernels.expect_plan(plan, workload) if side_kernels else None
+            if expected_pass is None or not expected_pass.modelled:
                 return None
-            found.append(run.total)
-        way = self._likely_way
-        return Expected(**{end: self._busy(parts, batch, way, *(getattr(one, end) for one in found)) for end in _ENDS})
+            totals.append(expected_pass.total)
+        link = self._expected_link
+        return Expected(
+            **{end: self._busy(parts, batch, link, *(getattr(one, end) for one in totals)) for end in _INTERVAL_NAMES}
+        )
 
-    def _busy(self, parts: Array, batch: Array, way: Sending, attention: Num, experts: Num) -> Busy:
+    def _busy(self, parts: Array, batch: Array, link: Sending, attention: Num, experts: Num) -> Busy:
         tokens = np.ceil(batch / parts)
-        there, back = (tokens * each / way.reach for each in (self._there_s, self._back_s))
-        whole = (np.broadcast_to(parts * one, tokens.shape) for one in (attention, experts, there, back))
-        waits = self._messages * way.start_s
-        alone = np.broadcast_to(attention + experts + there + back + waits, tokens.shape)
-        return Busy(**dict(zip(_PARTS, (*whole, alone), strict=True)))
+        dispatch_s, collect_s = (tokens * each / link.reach for each in (self._dispatch_s, self._collect_s))
+        busy_times = (np.broadcast_to(parts * one, tokens.shape) for one in (attention, experts, dispatch_s, collect_s))
+        latency = self._messages * link.start_s
+        single_s = np.broadcast_to(attention + experts + dispatch_s + collect_s + latency, tokens.shape)
+        return Busy(**dict(zip(_PARTS, (*busy_times, single_s), strict=True)))
 
-    def together(self, batch: Array) -> Array | None:
+    def colocated(self, batch: Array) -> Array | None:
         """ExpertDisaggregation.together for `batch`."""
-        one, devices = self._attention, self._attention.layout.devices
+        attention, devices = self._attention, self._attention.layout.devices
         copies = self._experts.layout.redundant_experts
         try:
-            both = replace(one, layout=replace(one.layout, ep=devices, redundant_experts=copies), decodes_only=True)
-            both.decode_plan  # noqa: B018  # which lays it out
+            colocated = replace(
+                attention, layout=replace(attention.layout, ep=devices, redundant_experts=copies), decodes_only=True
+            )
+            colocated.decode_plan  # noqa: B018  # raises if the layout is impossible
         except InputError:
             return None
         share = np.ceil(batch * devices / (devices + self._experts.layout.devices))
-        workload = Workload.decode(batch=both.layout.micro_batch_size(share), kv_len=self._kv_len)
-        likely = both.expected_time("decode", workload, share)
-        step = likely.expected if likely else both.time_s("decode", workload, share)
-        held = both.footprint.total_bytes(batch=share, prompt=self._kv_len, gen=0)
-        return np.where(held <= both.hardware.capacity, share / step / devices, nan)
+        workload = Workload.decode(batch=colocated.layout.micro_batch_size(share), kv_len=self._kv_len)
+        likely = colocated.expected_time("decode", workload, share)
+        step = likely.expected if likely else colocated.time_s("decode", workload, share)
+        needed_bytes = colocated.footprint.total_bytes(batch=share, prompt=self._kv_len, gen=0)
+        return np.where(needed_bytes <= colocated.hardware.capacity, share / step / devices, nan)
 
 
-def _graph(setting: Setting, *, apart: bool) -> Graph:
+def _graph(setting: Setting, *, expert_side: bool) -> Graph:
     """The graph of one side, without the all-to-alls of experts, whose traffic goes between the sides instead."""
 
     def runs(block: Block) -> Block:
-        own = {op.name for op in expert_operators(block)}
-        kept = (op for op in block.operators if (op.name in own) is apart)
-        return replace(block, operators=tuple(op for op in kept if not (apart and isinstance(op, AllToAll))))
+        expert_names = {op.name for op in expert_operators(block)}
+        side_operators = (op for op in block.operators if (op.name in expert_names) is expert_side)
+        return replace(
+            block, operators=tuple(op for op in side_operators if not (expert_side and isinstance(op, AllToAll)))
+        )
 
     return Graph(tuple(block for block in map(runs, setting.decode_graph.blocks) if block.operators))

@@ -22,31 +22,32 @@ from ..rows import Rows
 from ..setting import Setting, whole_number
 from .afd import SCHEMA_VERSION, ExpertDisaggregation, afd
 
-_TENSOR: Final = (1, 2, 4, 8)  # degrees of tensor parallelism of attention
-_MOST_EACH: Final = 4096  # most sequences per attention device
-_STEP: Final = 1.3  # ratio of successive batches in the coarse search
-_BETWEEN: Final = 24  # batches in the fine search around the best of the coarse one
-_OF_ONE: Final = ("attention layout", "expert devices")  # inputs that differ between splits
+_TENSOR_DEGREES: Final = (1, 2, 4, 8)  # degrees of tensor parallelism of attention
+_MAX_DEVICE_BATCH: Final = 4096  # most sequences per attention device
+_BATCH_RATIO: Final = 1.3  # ratio of successive batches in the coarse search
+_FINE_BATCHES: Final = 24  # batches in the fine search around the best of the coarse one
+_SPLIT_INPUTS: Final = ("attention layout", "expert devices")  # inputs that differ between splits
 
 
 @frozen(kw_only=True)
 class Split:
-    """Decode steps of one split, and the index of its best batch."""
+    """Decode steps of one split, and the place of its best batch."""
 
-    found: ExpertDisaggregation
-    at: int
+    result: ExpertDisaggregation
+    place: int
 
     @property
     def tokens_per_s(self) -> float:
         """Tokens per second and device. [1/s]"""
-        return float(self.found.tokens_per_s[self.at])
+        return float(self.result.tokens_per_s[self.place])
 
     def row(self) -> dict[str, Any]:
+        """The row of the best batch, with the layouts of both sides."""
         layouts = {
-            "attention_layout": str(self.found.attention.layout),
-            "expert_devices": self.found.experts.layout.devices,
+            "attention_layout": str(self.result.attention.layout),
+            "expert_devices": self.result.experts.layout.devices,
         }
-        return layouts | list(self.found.rows())[self.at]
+        return layouts | list(self.result.rows())[self.place]
 
 
 @frozen(kw_only=True, repr=False)
@@ -63,15 +64,17 @@ class Splits(Rows):
     splits: tuple[Split, ...]
 
     def rows(self) -> Iterator[dict[str, Any]]:
+        """One row per split."""
         return (split.row() for split in self.splits)
 
     @property
     def inputs(self) -> Mapping[str, Any]:
         """The arguments."""
-        shared = {name: value for name, value in self.splits[0].found.inputs.items() if name not in _OF_ONE}
+        shared = {name: value for name, value in self.splits[0].result.inputs.items() if name not in _SPLIT_INPUTS}
         return shared | {"devices": self.devices, "tpot": self.tpot}
 
     def to_dict(self) -> dict[str, Any]:
+        """The JSON document; docs/afd.md has its keys."""
         return {
             "schema_version": SCHEMA_VERSION,
             "llmviewer_version": __version__,
@@ -106,58 +109,61 @@ def afd_splits(
     """
     arguments.check_types(model=model)
     loaded = load_model(model) if isinstance(model, str) else model
-    given = arguments.with_defaults(options, ExpertOptions)
-    number, copies = (
+    all_options = arguments.with_defaults(options, ExpertOptions)
+    device_count, copies = (
         whole_number("devices", devices, least=2),
-        whole_number("redundant_experts", given["redundant_experts"], least=0),
+        whole_number("redundant_experts", all_options["redundant_experts"], least=0),
     )
     arguments.check_positive(tpot=tpot)
     sides = {"attention_hardware": attention_hardware, "expert_hardware": expert_hardware}
-    own = zip(sides.items(), changes_by_device(tuple(sides.values()), given["hardware_set"]), strict=True)
-    asked: dict[str, Any] = {
+    changed_sides = zip(sides.items(), changes_by_device(tuple(sides.values()), all_options["hardware_set"]), strict=True)
+    question: dict[str, Any] = {
         "model": loaded, "kv_len": kv_len, "micro_batches": micro_batches, "link": link, "years": years,
-        **{name: Setting.of(loaded, one, hardware_set=changes).hardware for (name, one), changes in own},
+        **{name: Setting.of(loaded, one, hardware_set=changes).hardware for (name, one), changes in changed_sides},
         **options, "hardware_set": (),
     }  # fmt: skip
-    found: list[Split] = []
+    splits: list[Split] = []
     tried, refused = 0, []
-    for layout, many in _layouts(loaded, number, copies):
+    for layout, expert_devices in _layouts(loaded, device_count, copies):
         tried += 1
         try:
-            if split := _best(layout, tpot or inf, asked | {"expert_devices": many}):
-                found.append(split)
+            if split := _best(layout, tpot or inf, question | {"expert_devices": expert_devices}):
+                splits.append(split)
         except InputError as error:
             refused.append(error)
     if tried == len(refused) > 0:
         raise refused[0]
-    if not found:
-        goal = f" with a step of at most {tpot:g} s" if tpot else ""
+    if not splits:
+        target = f" with a step of at most {tpot:g} s" if tpot else ""
         hint = "give more devices or a longer tpot" if tpot else "give more devices"
-        raise InputError(f"no split of {number} devices fits in memory{goal}", hint=hint)
-    found.sort(key=lambda split: -split.tokens_per_s)
-    return Splits(devices=number, tpot=tpot, tried=tried, splits=tuple(found))
+        raise InputError(f"no split of {device_count} devices fits in memory{target}", hint=hint)
+    splits.sort(key=lambda split: -split.tokens_per_s)
+    return Splits(devices=device_count, tpot=tpot, tried=tried, splits=tuple(splits))
 
 
 def _layouts(model: Model, devices: int, copies: int) -> Iterator[tuple[Layout, int]]:
     """(layout of attention, number of expert devices), which divides the experts and their copies."""
     experts = {op.weight.shape[0] for _, op in model.graph if isinstance(op, ExpertsLinear)}
     if not experts:
-        raise InputError(f"{model.name} has no experts that could be on devices of their own")
-    for many in range(1, devices):
-        if not any((number + copies) % many for number in experts):
-            rest = devices - many
-            yield from ((Layout(tp=tp, dp=rest // tp), many) for tp in _TENSOR if rest % tp == 0)
+        raise InputError(f"{model.name} has no routed experts to put on separate devices")
+    for expert_devices in range(1, devices):
+        if not any((number + copies) % expert_devices for number in experts):
+            rest = devices - expert_devices
+            yield from ((Layout(tp=tp, dp=rest // tp), expert_devices) for tp in _TENSOR_DEGREES if rest % tp == 0)
 
 
 def _best(layout: Layout, tpot: float, question: Mapping[str, Any]) -> Split | None:
     """The split at the batch with most tokens per second; None if no batch fits within `tpot`."""
-    each = np.unique(np.rint(_STEP ** np.arange(np.log(_MOST_EACH) / np.log(_STEP) + 1)))
+    device_batches = np.unique(np.rint(_BATCH_RATIO ** np.arange(np.log(_MAX_DEVICE_BATCH) / np.log(_BATCH_RATIO) + 1)))
     for _ in range(2):
-        found = afd(batch=[int(n) for n in layout.dp * each], attention_layout=layout, **question)
-        able = found.fits & (found.likely.step_s <= tpot)
-        if not able.any():
+        result = afd(batch=[int(n) for n in layout.dp * device_batches], attention_layout=layout, **question)
+        within_target = result.fits & (result.likely.step_s <= tpot)
+        if not within_target.any():
             return None
-        at = int(np.argmax(np.where(able, found.tokens_per_s, 0)))
-        below, above = float(each[max(at - 1, 0)]), float(each[min(at + 1, len(each) - 1)])
-        each = np.unique(np.append(np.rint(np.linspace(below, above, _BETWEEN)), each[at]))
-    return Split(found=found, at=at)
+        place = int(np.argmax(np.where(within_target, result.tokens_per_s, 0)))
+        below, above = (
+            float(device_batches[max(place - 1, 0)]),
+            float(device_batches[min(place + 1, len(device_batches) - 1)]),
+        )
+        device_batches = np.unique(np.append(np.rint(np.linspace(below, above, _FINE_BATCHES)), device_batches[place]))
+    return Split(result=result, place=place)

@@ -48,13 +48,14 @@ class Disaggregated(Rows):
 
     @property
     def kv_transfer_s(self) -> float:
+        """Time to send the KV cache. [s]"""
         return self.kv_transfer_bytes / self.kv_transfer_bytes_per_s
 
     @property
     def generation(self) -> GenerationResult:
         """The generation of one batch. TTFT includes the transfer of the KV cache."""
-        ttft, asked = self._sent_s(self.prefill.generation.ttft_s), self.decode.request
-        latency, tokens = ttft + self.decoding_s, asked.batch * (asked.gen or 0)
+        ttft, request = self._sent_s(self.prefill.generation.ttft_s), self.decode.request
+        latency, tokens = ttft + self.decoding_s, request.batch * (request.gen or 0)
         tpot = self.decode.generation.tpot_s
         return GenerationResult(
             ttft_s=ttft, tpot_s=tpot, latency_s=latency, tokens_per_s=tokens / latency, **self._expected(tokens)
@@ -67,21 +68,25 @@ class Disaggregated(Rows):
 
     def _expected(self, tokens: int) -> dict[str, float | None]:
         """Expected times of GenerationResult; the transfer of the cache takes its bound."""
-        reads, writes = self.prefill.generation, self.decode.generation
-        found: dict[str, float | None] = {}
+        prefill, decode = self.prefill.generation, self.decode.generation
+        times: dict[str, float | None] = {}
         for end in ("", "_low", "_high"):
-            read, whole, first, each = (
-                getattr(side, f"expected_{what}{end}_s")
-                for side, what in ((reads, "ttft"), (writes, "latency"), (writes, "ttft"), (writes, "tpot"))
+            ttft_s, latency_s, decode_ttft_s, tpot_s = (
+                getattr(side, f"expected_{measure}{end}_s")
+                for side, measure in ((prefill, "ttft"), (decode, "latency"), (decode, "ttft"), (decode, "tpot"))
             )
-            if read is None or whole is None:
+            if ttft_s is None or latency_s is None:
                 return {}
-            ttft = self._sent_s(read)
-            latency = ttft + whole - first
-            found |= {f"expected_ttft{end}_s": ttft, f"expected_tpot{end}_s": each, f"expected_latency{end}_s": latency}
+            ttft = self._sent_s(ttft_s)
+            latency = ttft + latency_s - decode_ttft_s
+            times |= {
+                f"expected_ttft{end}_s": ttft,
+                f"expected_tpot{end}_s": tpot_s,
+                f"expected_latency{end}_s": latency,
+            }
             if not end:
-                found["expected_tokens_per_s"] = tokens / latency
-        return found
+                times["expected_tokens_per_s"] = tokens / latency
+        return times
 
     @property
     def decoding_s(self) -> float:
@@ -98,9 +103,9 @@ class Disaggregated(Rows):
     def joint(self) -> Analysis:
         """One Analysis with the prefill of one side and the decode of the other; all else is of the decode devices."""
         phases = Phases(prefill=self.prefill.phases.prefill, decode=self.decode.phases.decode)
-        both = set(self.prefill.notes) & set(self.decode.notes)
-        of_one = (f"{name}: {note}" for name, side in self.sides for note in side.notes if note not in both)
-        notes = (*(note for note in self.decode.notes if note in both), *of_one)
+        shared_notes = set(self.prefill.notes) & set(self.decode.notes)
+        side_notes = (f"{name}: {note}" for name, side in self.sides for note in side.notes if note not in shared_notes)
+        notes = (*(note for note in self.decode.notes if note in shared_notes), *side_notes)
         return replace(
             self.decode,
             phases=phases,
@@ -115,6 +120,7 @@ class Disaggregated(Rows):
 
     @property
     def sides(self) -> tuple[tuple[str, Analysis], ...]:
+        """Both analyses by the name of their phase."""
         return (("prefill", self.prefill), ("decode", self.decode))
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -128,7 +134,7 @@ class Disaggregated(Rows):
         for name, side in self.sides:
             document = side.to_dict()
             documents[name] = document | {
-                "phases": {phase: found if phase == name else None for phase, found in document["phases"].items()}
+                "phases": {phase: result if phase == name else None for phase, result in document["phases"].items()}
             }
         return {
             "schema_version": joint["schema_version"],
@@ -178,59 +184,69 @@ def disaggregate(
     arguments.check_types(model=model)
     loaded = load_model(model) if isinstance(model, str) else model
     if not loaded.generates:
-        raise InputError(f"{loaded.name} does not generate: there are no decode steps to take on other devices")
-    when, link = (
+        raise InputError(f"{loaded.name} does not generate: there are no decode steps to run on other devices")
+    transfer, link = (
         arguments.enum_member("kv_transfer", kv_transfer, KvTransfer),
         arguments.enum_member("kv_link", kv_link, KvLink),
     )
     changes = arguments.with_defaults(options, DisaggregatedOptions)["hardware_set"]
-    own, others = changes_by_device((prefill_hardware, decode_hardware), changes)
-    reads = Setting.of(loaded, prefill_hardware, layout=prefill_layout, **options | {"hardware_set": own})
-    writes = Setting.of(loaded, decode_hardware, layout=decode_layout, **options | {"hardware_set": others})
-    writes = replace(writes, decodes_only=True)
+    prefill_changes, decode_changes = changes_by_device((prefill_hardware, decode_hardware), changes)
+    prefill_setting = Setting.of(
+        loaded, prefill_hardware, layout=prefill_layout, **options | {"hardware_set": prefill_changes}
+    )
+    decode_setting = Setting.of(
+        loaded, decode_hardware, layout=decode_layout, **options | {"hardware_set": decode_changes}
+    )
+    decode_setting = replace(decode_setting, decodes_only=True)
     request: dict[str, Any] = {"batch": batch, "prompt": prompt, "images": images}
-    prefill = analyze(reads, Request(gen=1, **request))
-    decode = analyze(writes, Request(gen=gen, kv_len=kv_len, **request))
-    whole = replace(writes, layout=ONE_DEVICE, offload=ON_DEVICE).graph
+    prefill = analyze(prefill_setting, Request(gen=1, **request))
+    decode = analyze(decode_setting, Request(gen=gen, kv_len=kv_len, **request))
+    single_device_graph = replace(decode_setting, layout=ONE_DEVICE, offload=ON_DEVICE).graph
     return Disaggregated(
         prefill=prefill,
         decode=decode,
-        kv_transfer=when,
+        kv_transfer=transfer,
         kv_link=link,
         kv_transfer_bytes=float(
-            kv_cache_bytes(whole, batch=batch, context=_cached(loaded, prompt), prompt=prompt, images=images)
+            kv_cache_bytes(
+                single_device_graph, batch=batch, context=_cached(loaded, prompt), prompt=prompt, images=images
+            )
         ),
-        kv_transfer_bytes_per_s=transfer_bytes_per_s(reads, writes, link),
+        kv_transfer_bytes_per_s=transfer_bytes_per_s(prefill_setting, decode_setting, link),
     )
 
 
 def _cached(model: Model, prompt: int) -> int:
-    """Tokens in the KV cache after the prefill; in encoder-decoder models the decoder has read one more."""
+    """Tokens in the KV cache after the prefill; encoder-decoder models also cache one decoder token."""
     return prompt + 1 if model.is_encoder_decoder else prompt
 
 
-def transfer_bytes_per_s(reads: Setting, writes: Setting, link: KvLink) -> float:
+def transfer_bytes_per_s(prefill: Setting, decode: Setting, link: KvLink) -> float:
     """Bandwidth of the links of all devices of the slower side. [B/s]
 
     Raises InputError if such links do not connect both sides or their bandwidth is unknown.
     """
-    sides = [(one.hardware, one.layout.devices) for one in (reads, writes)]
-    if link is KvLink.SCALE_UP and not joined(*sides):
-        (reader, some), (writer, others) = sides
+    sides = [(one.hardware, one.layout.devices) for one in (prefill, decode)]
+    if link is KvLink.SCALE_UP and not in_one_domain(*sides):
+        (prefill_hardware, prefill_devices), (decode_hardware, decode_devices) = sides
         raise InputError(
-            f"kv_link must be scale-out unless both sides fit in one scale-up domain; got {some} x {reader.name} for "
-            f"prefill and {others} x {writer.name} for decode"
+            "kv_link must be scale-out unless both sides fit in one scale-up domain; got "
+            f"{prefill_devices} x {prefill_hardware.name} for prefill and "
+            f"{decode_devices} x {decode_hardware.name} for decode"
         )
-    return min(devices * sent_bytes_per_s(hardware, link) for hardware, devices in sides)
+    return min(devices * link_bytes_per_s(hardware, link) for hardware, devices in sides)
 
 
-def joined(reads: tuple[Hardware, int], writes: tuple[Hardware, int]) -> bool:
+def in_one_domain(prefill: tuple[Hardware, int], decode: tuple[Hardware, int]) -> bool:
     """Whether the devices of both sides fit in one scale-up domain."""
-    (reader, some), (writer, others) = reads, writes
-    return reader.name == writer.name and some + others <= reader.numbers.get("scale_up.devices", inf)
+    (prefill_hardware, prefill_devices), (decode_hardware, decode_devices) = prefill, decode
+    return (
+        prefill_hardware.name == decode_hardware.name
+        and prefill_devices + decode_devices <= prefill_hardware.numbers.get("scale_up.devices", inf)
+    )
 
 
-def sent_bytes_per_s(hardware: Hardware, link: KvLink) -> float:
+def link_bytes_per_s(hardware: Hardware, link: KvLink) -> float:
     """Bandwidth of the links of one device. [B/s]
 
     Raises InputError if it is unknown.

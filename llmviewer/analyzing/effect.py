@@ -18,14 +18,14 @@ from ..variants.evaluation import Evaluation
 from ..variants.variant import Variant
 from ..workload import Workload
 
-_LARGEST: Final = 4096  # largest batch searched
-_FAN: Final = 16  # batches evaluated at a time
-_LONG: Final = 512  # most generated tokens in the search for batches
-_FASTER: Final = 1.001  # speed-up from which a batch is counted among those where techniques pay: beyond rounding
-_ALIKE: Final = 1e-12  # relative tolerance for rounding of amounts
-_AS_LONG: Final = 1e-9  # and of times, which are summed step by step or in closed form
+_MAX_BATCH: Final = 4096  # largest batch searched
+_BATCHES_AT_ONCE: Final = 16  # batches evaluated at a time
+_MAX_SEARCH_TOKENS: Final = 512  # generated tokens in the search for batches
+_MIN_SPEED_UP: Final = 1.001  # speed-up from which techniques pay at a batch; smaller ones may be rounding
+_AMOUNT_TOLERANCE: Final = 1e-12  # relative tolerance for rounding of amounts
+_TIME_TOLERANCE: Final = 1e-9  # relative; times are summed step by step or in closed form
 _AMOUNTS: Final = ("ops", "weight_bytes", "activation_bytes", "kv_bytes")
-_WHOLE: Final = ("ops", "bytes")
+_TOTAL_AMOUNTS: Final = ("ops", "bytes")
 
 
 @frozen(kw_only=True)
@@ -45,7 +45,7 @@ class RunResult:
 
 
 @frozen(kw_only=True)
-class Whole:
+class GenerationTotals:
     """Totals of a generation. Times are lower bounds; tpot_s is None if one token is generated.
 
     ops, bytes    all passes, on one device of each pipeline stage [OP], [B]
@@ -61,14 +61,14 @@ class Whole:
     memory_bytes: float
 
     @classmethod
-    def of(cls, evaluation: Evaluation) -> Whole:
-        work = {name: evaluation.amount(name) for name in _WHOLE}
+    def of(cls, evaluation: Evaluation) -> GenerationTotals:
+        work = {name: evaluation.amount(name) for name in _TOTAL_AMOUNTS}
         return cls(**evaluation.bounds.numbers(), **work, memory_bytes=float(evaluation.memory_bytes))
 
-    def alike(self, other: Whole) -> bool:
-        """Whether both are equal but for rounding."""
+    def alike(self, other: GenerationTotals) -> bool:
+        """Whether both are equal up to rounding."""
         pairs = zip(asdict(self).values(), asdict(other).values(), strict=True)
-        return all(ours == theirs or isclose(ours, theirs, rel_tol=_AS_LONG) for ours, theirs in pairs)
+        return all(ours == theirs or isclose(ours, theirs, rel_tol=_TIME_TOLERANCE) for ours, theirs in pairs)
 
 
 @frozen(kw_only=True)
@@ -86,8 +86,8 @@ class Effect:
     techniques: tuple[str, ...]
     runs: tuple[RunResult, ...]
     tokens_per_step: float | None
-    result: Whole
-    without: Whole
+    result: GenerationTotals
+    without: GenerationTotals
     pays_from_batch: int | None
     pays_up_to_batch: int | None
     findings: dict[str, float | None]
@@ -111,12 +111,12 @@ def effect(evaluation: Evaluation) -> Effect:
         techniques=tuple(map(str, setting.techniques)),
         runs=(*(_run(run, before=True) for run in schedule.first), *(_run(run, before=False) for run in schedule.rest)),
         tokens_per_step=float(schedule.tokens_per_step) if schedule.rest else None,
-        result=Whole.of(evaluation),
-        without=Whole.of(variant.base),
+        result=GenerationTotals.of(evaluation),
+        without=GenerationTotals.of(variant.base),
         pays_from_batch=first,
         pays_up_to_batch=last,
         findings={f.key: f.value for f in findings},
-        said=(*(f.text for f in findings if f.text), *_said(first, last)),
+        said=(*(f.text for f in findings if f.text), *_batch_range(first, last)),
         expected_speed_up=variant.expected_gain,
     )
 
@@ -139,59 +139,62 @@ class Changes:
 def changes(setting: Setting, *, batch: int, prompt: int, gen: int) -> Changes:
     """Changes by the techniques of `setting`, against the same precision without them."""
     bare = replace(setting, techniques=())
-    asked = {"batch": batch, "prompt": prompt, "gen": gen}
-    found = []
+    request = {"batch": batch, "prompt": prompt, "gen": gen}
+    amounts = []
     for one in (setting, bare):
-        read = one.prefill(Workload.prefill(batch=batch, prompt=prompt))
+        prefill = one.prefill(Workload.prefill(batch=batch, prompt=prompt))
         step = one.step(Workload.decode(batch=batch, kv_len=prompt + 1, prompt=prompt))
-        passes = (one.plan.estimate(read), one.decode_plan.estimate(step))
-        schedule = one.schedule(**asked)
+        passes = (one.plan.estimate(prefill), one.decode_plan.estimate(step))
+        schedule = one.schedule(**request)
         runs = (*schedule.first, *schedule.rest)
-        found.append((
+        amounts.append((
             *([estimate.sum(name) for name in _AMOUNTS] for estimate in passes),
-            one.footprint.parts(**asked),
-            (sum(run.passes for run in schedule.rest if run.main), *(sum(r.amount(n) for r in runs) for n in _WHOLE)),
+            one.footprint.parts(**request),
+            (
+                sum(run.passes for run in schedule.rest if run.main),
+                *(sum(run.amount(name) for run in runs) for name in _TOTAL_AMOUNTS),
+            ),
         ))  # fmt: skip
-    signs = ["".join(map(_sign, ours, theirs)) for ours, theirs in zip(*found, strict=True)]
+    signs = ["".join(map(_sign, ours, theirs)) for ours, theirs in zip(*amounts, strict=True)]
     return Changes(**dict(zip(("prefill", "step", "held", "answer"), signs, strict=True)))
 
 
 def _sign(ours: Num, theirs: Num) -> str:
-    more = float(ours) - float(theirs)
-    return "=" if abs(more) <= _ALIKE * max(abs(float(theirs)), 1) else "-" if more < 0 else "+"
+    difference = float(ours) - float(theirs)
+    return "=" if abs(difference) <= _AMOUNT_TOLERANCE * max(abs(float(theirs)), 1) else "-" if difference < 0 else "+"
 
 
 def _pays(variant: Variant) -> tuple[int | None, int | None]:
     """Effect.pays_from_batch and Effect.pays_up_to_batch."""
-    prompt, gen = variant.base.prompt, min(variant.base.gen, _LONG)
+    prompt, gen = variant.base.prompt, min(variant.base.gen, _MAX_SEARCH_TOKENS)
 
     def faster(batch: Num) -> npt.NDArray[np.bool_]:
         ours, theirs = (
             Evaluation(setting=one.setting, batch=np.asarray(batch), prompt=prompt, gen=gen).bounds.decoding_s
             for one in (variant.result, variant.base)
         )
-        return np.greater(theirs, np.multiply(ours, _FASTER))
+        return np.greater(theirs, np.multiply(ours, _MIN_SPEED_UP))
 
-    tried = np.unique(np.geomspace(1, _LARGEST, _FAN).round())
-    found = faster(tried)
-    if not np.any(found):
+    batches = np.unique(np.geomspace(1, _MAX_BATCH, _BATCHES_AT_ONCE).round())
+    faster_batches = faster(batches)
+    if not np.any(faster_batches):
         return None, 0
-    first = int(np.argmax(found))
-    after = np.flatnonzero(~found[first:]) + first
-    start = _smallest(faster, tried[first - 1], tried[first]) if first else 1
-    return start, _smallest(lambda b: ~faster(b), tried[after[0] - 1], tried[after[0]]) - 1 if after.size else None
+    first = int(np.argmax(faster_batches))
+    after = np.flatnonzero(~faster_batches[first:]) + first
+    start = _smallest(faster, batches[first - 1], batches[first]) if first else 1
+    return start, _smallest(lambda b: ~faster(b), batches[after[0] - 1], batches[after[0]]) - 1 if after.size else None
 
 
 def _smallest(holds: Callable[[Num], npt.NDArray[np.bool_]], low: float, high: float) -> int:
     """The smallest integer in (low, high] that `holds`, which is false at `low` and true at `high`."""
     while high - low > 1:
-        tried = np.unique(np.linspace(low, high, _FAN).round())
-        place = int(np.argmax(holds(tried[1:]))) + 1
-        low, high = tried[place - 1], tried[place]
+        numbers = np.unique(np.linspace(low, high, _BATCHES_AT_ONCE).round())
+        place = int(np.argmax(holds(numbers[1:]))) + 1
+        low, high = numbers[place - 1], numbers[place]
     return int(high)
 
 
-def _said(first: int | None, last: int | None) -> tuple[str, ...]:
+def _batch_range(first: int | None, last: int | None) -> tuple[str, ...]:
     if first is None:
         return ()
     if first == 1:
@@ -201,5 +204,5 @@ def _said(first: int | None, last: int | None) -> tuple[str, ...]:
 
 
 def _run(run: Run, *, before: bool) -> RunResult:
-    numbers = {"passes": run.passes, "time_s": run.time_s, **{name: run.amount(name) for name in _WHOLE}}
+    numbers = {"passes": run.passes, "time_s": run.time_s, **{name: run.amount(name) for name in _TOTAL_AMOUNTS}}
     return RunResult(name=run.name, before=before, **{name: float(number) for name, number in numbers.items()})

@@ -1,4 +1,4 @@
-"""`llmviewer afd`: experts on devices of their own."""
+"""`llmviewer afd`: attention and experts on separate devices."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..options import ExpertOptions
 from . import inputs
 from . import options as shared
 
-_USUAL: Final[Mapping[str, Any]] = {"attention_layout": "dp=8", "expert_devices": 8, "batch": "64..4096*4"}
-_MOST: Final = 1000  # batches, each of which is an analysis of its own
+_DEFAULTS: Final[Mapping[str, Any]] = {"attention_layout": "dp=8", "expert_devices": 8, "batch": "64..4096*4"}
+_MAX_BATCHES: Final = 1000  # each batch is an analysis of its own
 
 
 @click.command()
@@ -24,18 +24,18 @@ _MOST: Final = 1000  # batches, each of which is an analysis of its own
 @click.option(
     "--attention-layout",
     metavar="DEGREES",
-    help=f"Degrees of tp and dp of devices that have all but the experts; {_USUAL['attention_layout']} if not given.",
+    help=f"Degrees of tp and dp of the attention devices. [default: {_DEFAULTS['attention_layout']}]",
 )
-@shared.number("--expert-devices", f"Devices that have the experts; {_USUAL['expert_devices']} if not given.")
-@click.option("--batch", metavar="NUMBERS", help=f"Sequences of all attention devices; {_USUAL['batch']} if not given.")
-@shared.number("--devices", "Of both sides together, in place of these: their best splits and batches.")
-@shared.latency_target("--tpot", "With --devices: the longest time per output token, as expected where that is known.")
-@shared.number("--kv-len", "Tokens that a sequence attends to.", default=4096)
-@shared.number("--micro-batches", "That a batch is cut into; if 0, of 1 to 8 those that are fastest.", default=0)
+@shared.number("--expert-devices", f"Devices with the experts. [default: {_DEFAULTS['expert_devices']}]")
+@click.option("--batch", metavar="NUMBERS", help=f"Sequences on all attention devices. [default: {_DEFAULTS['batch']}]")
+@shared.number("--devices", "Number of devices of both sides together; finds their best splits and batches.")
+@shared.latency_target("--tpot", "With --devices: longest TPOT (expected; the bound if unknown).")
+@shared.number("--kv-len", "Context length of each sequence.", default=4096)
+@shared.number("--micro-batches", "Micro-batches of a batch; 0: the fastest number from 1 to 8.", default=0)
 @shared.choice(
     "--link",
     choices=("scale-out", "scale-up"),
-    help_text="Links between both sides: of nodes, or within a domain of both.",
+    help_text="Links between both sides: between nodes, or within one scale-up domain.",
     default="scale-out",
 )
 @inputs.declared_options(ExpertOptions)
@@ -52,8 +52,8 @@ def afd(
 ) -> None:
     """Decode with attention and experts on separate devices.
 
-    Attention-FFN disaggregation (AFD): in every layer tokens go from ATTENTION_HARDWARE to EXPERT_HARDWARE, which has
-    the experts, and back, while other micro-batches are at work on both sides.
+    Attention-FFN disaggregation (AFD): in every layer tokens are sent from ATTENTION_HARDWARE to EXPERT_HARDWARE and
+    back, while other micro-batches keep both sides busy.
     """
     from ..analyzing.afd import afd as run
     from ..analyzing.afd_splits import afd_splits
@@ -62,14 +62,14 @@ def afd(
     from ..sweeping.axes import parse_numbers
 
     shared.check_output(form, output)
-    sides = {name: question.pop(name) for name in _USUAL}
+    sides = {name: question.pop(name) for name in _DEFAULTS}
     if devices is None:
         if tpot is not None:
-            raise InputError("--tpot is for --devices, which looks for the best split")
-        own = {name: usual if sides[name] is None else sides[name] for name, usual in _USUAL.items()}
-        batch = parse_numbers(own["batch"], where=f"--batch {own['batch']}", max_values=_MOST)
-        shared.emit_report(REPORT, run(**question, **own | {"batch": batch}, **options), form, output)
+            raise InputError("--tpot is for --devices, which finds the best split")
+        split = {name: default if sides[name] is None else sides[name] for name, default in _DEFAULTS.items()}
+        batch = parse_numbers(split["batch"], where=f"--batch {split['batch']}", max_values=_MAX_BATCHES)
+        shared.emit_report(REPORT, run(**question, **split | {"batch": batch}, **options), form, output)
         return
-    if given := [name for name, value in sides.items() if value is not None]:
-        raise InputError(f"--{given[0].replace('_', '-')} is what --devices looks for; leave one out")
+    if extra := [name for name, value in sides.items() if value is not None]:
+        raise InputError(f"--{extra[0].replace('_', '-')} and --devices exclude each other; leave one out")
     shared.emit_report(SPLITS, afd_splits(devices=devices, tpot=tpot, **question, **options), form, output)

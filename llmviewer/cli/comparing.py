@@ -16,32 +16,32 @@ from . import options as shared
 from .progress import with_progress_bar
 
 FIGURES: Final = ("roofline", "dtypes", "memory", "decode-time", "prefill-time")
-_COMPARED: Final = 1000  # batches, each of which is an analysis of its own
+_MAX_BATCHES: Final = 1000  # each batch is an analysis of its own
 
 
 hardware_option = click.option(
     "--hardware", metavar="all|NAMES", default=("all",), show_default=True, multiple=True,
-    help="Devices that may be chosen: h100-sxm,l40s. May be repeated. all: but for those that are only announced.",
+    help="Devices to choose from: h100-sxm,l40s. May be repeated. all: except those that are only announced.",
 )  # fmt: skip
 
 
 def named(hardware: Sequence[str]) -> list[str] | None:
-    """Devices by name, as the option has them; None for all."""
+    """Names of devices from values of the option; None for all."""
     return _or_all([name.strip() for each in hardware for name in each.split(",") if name.strip()])
 
 
 def _or_all(names: list[str]) -> list[str] | None:
-    """None for all.
+    """`names`; None for all.
 
-    Raises InputError where others stand beside that.
+    Raises InputError if other names are given with `all`.
     """
     if "all" in names and len(names) > 1:
-        raise InputError("all is every device; leave out the others")
+        raise InputError("all includes every device; leave out the other names")
     return None if names == ["all"] else names
 
 
 def _split(text: str) -> list[str]:
-    """Names with commas between; a path may have commas itself."""
+    """Names separated by commas; the path of a file may contain commas."""
     return [text] if Path(text).exists() else [name.strip() for name in text.split(",") if name.strip()]
 
 
@@ -49,16 +49,16 @@ def _split(text: str) -> list[str]:
 @click.argument("model")
 @click.argument("hardware", nargs=-1, required=True)
 @click.option("--also", metavar="MODEL", multiple=True, help="Another model to compare. May be repeated.")
-@shared.quants("As in analyze. May be repeated, to compare several.")
+@shared.quants("Precision, as in analyze. May be repeated.")
 @click.option(
     "--batch",
     metavar="NUMBERS",
     default="1",
     show_default=True,
-    help="Sequences at a time: 8 or 1,8,64 or 1..64*2; max: as many as fit the memory.",
+    help="Concurrent sequences: 8 or 1,8,64 or 1..64*2; max: the largest batch that fits.",
 )
 @shared.number("--prompt", "Tokens of each prompt.", default=1024)
-@shared.number("--gen", "Tokens generated of each sequence.", default=128)
+@shared.number("--gen", "Output tokens of each sequence.", default=128)
 @inputs.layouts
 @inputs.declared_options(FleetOptions)
 @shared.depreciation
@@ -78,8 +78,8 @@ def compare(
     """Compare MODEL on several devices.
 
     Gives times, memory, throughput, and where the bottleneck moves. HARDWARE is one or more names of `llmviewer
-    hardware` or YAML files, with spaces or commas between, or `all`. --tp, --pp, --ep, --dp and --cp lay the model out
-    on several devices of a kind; several numbers are compared in all combinations.
+    hardware` or YAML files, separated by spaces or commas, or `all`. --tp, --pp, --ep, --dp and --cp set the layout on
+    several devices of a kind; several numbers are compared in all combinations.
     """
     shared.check_output(form, output)
     from ..comparing.comparison import compare as run
@@ -88,11 +88,11 @@ def compare(
     from ..sweeping.axes import parse_axis
     from ..transforms.quantize import PUBLISHED
 
-    asked = _or_all([name for text in hardware for name in _split(text)])
-    devices = hardware_names() if asked is None else asked
-    numbers = () if batch == shared.MAX else parse_axis(f"batch={batch}", option="--", max_values=_COMPARED)[1]
+    names = _or_all([name for text in hardware for name in _split(text)])
+    devices = hardware_names() if names is None else names
+    numbers = () if batch == shared.MAX else parse_axis(f"batch={batch}", option="--", max_values=_MAX_BATCHES)[1]
     models = [name for text in (model, *also) for name in _split(text)]
-    found = run(
+    result = run(
         models,
         devices,
         quants=quants or (PUBLISHED,),
@@ -100,27 +100,32 @@ def compare(
         **question,
         **options,
     )
-    shared.emit_report(REPORT, found, form, output)
+    shared.emit_report(REPORT, result, form, output)
 
 
 @click.command()
 @click.argument("model")
 @click.option(
-    "--users", type=shared.WholeNumber(1), default=1, show_default=True, help="How many send their prompts at once."
+    "--users", type=shared.WholeNumber(1), default=1, show_default=True, help="Users who send their prompts at once."
 )
 @shared.number("--prompt", "Tokens of each prompt.", default=1024)
-@shared.number("--gen", "Tokens of each answer.", default=128)
-@shared.quants("A precision that is allowed. May be repeated. If not given: published, fp8, W8A8, W4A16g128.")
+@shared.number("--gen", "Output tokens of each user.", default=128)
+@shared.quants("An allowed precision. May be repeated. [default: published, fp8, W8A8, W4A16g128]")
 @hardware_option
-@shared.choice("--by", choices=("speed", "cost", "energy"), help_text="What devices are ranked by.", default="speed")
-@click.option("--budget", metavar="USD", type=shared.NUMBER, help="The highest price of all devices together.")
-@click.option("--power", metavar="W", type=shared.NUMBER, help="The highest TDP of all devices together.")
-@shared.latency_target("--ttft", "The longest time to first token: 0.5 or '500 ms'.")
-@shared.latency_target("--tpot", "The longest time per output token.")
-@click.option("--native", is_flag=True, help="Only precisions that the device multiplies without converting them.")
+@shared.choice(
+    "--by",
+    choices=("speed", "cost", "energy"),
+    help_text="Ranking: tokens per second, per dollar or per joule.",
+    default="speed",
+)
+@click.option("--budget", metavar="USD", type=shared.NUMBER, help="Highest price of all devices together.")
+@click.option("--power", metavar="W", type=shared.NUMBER, help="Highest TDP of all devices together.")
+@shared.latency_target("--ttft", "Longest time to first token: 0.5 or '500 ms'.")
+@shared.latency_target("--tpot", "Longest time per output token.")
+@click.option("--native", is_flag=True, help="Only precisions that the matrix units of the device support.")
 @shared.number(
     "--max-devices",
-    "At most so many of a kind, in one box, by tensor parallelism; the fewest that qualify are ranked.",
+    "Maximum devices of a kind, on one host with tensor parallelism; the smallest number that qualifies is ranked.",
     default=1,
 )
 @inputs.declared_options(FleetOptions)
@@ -137,7 +142,7 @@ def choose(
 ) -> None:
     """Rank devices for a use of MODEL.
 
-    Devices that are ruled out are listed with the reason.
+    Devices that do not qualify are listed with the reason.
     """
     shared.check_output(form, output)
     from ..comparing.choice import QUANTS
@@ -145,8 +150,8 @@ def choose(
     from ..reports.choice import REPORT
 
     question |= {"hardware": named(hardware), "quants": quants or QUANTS}
-    found = with_progress_bar("layouts and precisions", functools.partial(run, **question, **options))
-    shared.emit_report(REPORT, found, form, output)
+    result = with_progress_bar("layouts and precisions", functools.partial(run, **question, **options))
+    shared.emit_report(REPORT, result, form, output)
 
 
 @click.command()
@@ -154,9 +159,9 @@ def choose(
 @click.argument("model")
 @click.argument("hardware")
 @inputs.declared_options(FigureOptions)
-@shared.number("--batch", "Sequences at a time.", default=1)
+@shared.number("--batch", "Concurrent sequences.", default=1)
 @shared.number("--prompt", "Tokens of each prompt.", default=1024)
-@shared.choice("--phase", choices=("prefill", "decode"), help_text="Which phase the roofline is of.", default="prefill")
+@shared.choice("--phase", choices=("prefill", "decode"), help_text="Phase of the roofline.", default="prefill")
 @shared.output(subject="the figure: .html, or .png, .svg, .pdf (with the extra `images`)")
 def plot(figure: str, options: FigureOptions, output: Path | None, **question: Any) -> None:
     """Draw a figure of "LLM Inference Unveiled".

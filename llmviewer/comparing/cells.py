@@ -25,13 +25,13 @@ from ..resource import Resource, Unit
 from ..setting import Setting, changes_passes
 from ..variants.evaluation import Evaluation, Times
 from ..workload import Workload
-from .breakdown import Breakdown, Column, Waits, fleets_of, spent, waits_of, workload_of
-from .fleet import Fleet, Known
+from .breakdown import BoundTimes, Breakdown, Column, bound_times, fleets_of, time_bound_by, workload_of
+from .fleet import Fleet, WorkCache
 
-# Obstacles.
+# Kinds of reasons why a device cannot run a setting.
 DATA_TYPE, LINK, LAYOUT, TECHNIQUE, WHAT_IF, ENGINE = "data type", "link", "layout", "technique", "what-if", "engine"
-_MORE: Final = 1.1  # factor on the capacity; smaller ones are lost in whole sequences
-_MOST: Final = 1 << 24  # limit of the search for the largest batch
+_CAPACITY_FACTOR: Final = 1.1  # factor on the capacity; a smaller one would round to no further sequence
+_MAX_BATCH: Final = 1 << 24  # limit of the search for the largest batch
 _COLUMNS: Final = tuple(f.name for f in fields(Times))
 
 
@@ -65,17 +65,17 @@ class ExpectedTimes:
 class Cell:
     """A model in a precision on one device or several. Columns run over `batches`; times are lower bounds.
 
-    result    its generation at every batch; nan if the device cannot run it
-    asked     the precision as given; PUBLISHED if none was
-    refused   why the device cannot run it, in one line; "" if it can
-    obstacle  kind of `refused`: DATA_TYPE, LINK, LAYOUT, TECHNIQUE, WHAT_IF or ENGINE
-    decode    None if no token is generated
-    footprint        memory of one device; None if it is refused. Cells of a comparison share it
+    result       its generation at every batch; nan if the device cannot run it
+    given_quant  the precision as given; PUBLISHED if none was
+    refused      why the device cannot run it, in one line; "" if it can
+    obstacle     kind of `refused`: DATA_TYPE, LINK, LAYOUT, TECHNIQUE, WHAT_IF or ENGINE
+    decode       None if no token is generated
+    footprint    memory of one device, shared between cells; None if the device cannot run it
     matrix_launches  launches of matrix products of a prefill without the head, by the resource that they need
     """
 
     result: Evaluation
-    asked: str
+    given_quant: str
     refused: str
     obstacle: str
     weight_bytes: float
@@ -87,10 +87,12 @@ class Cell:
 
     @property
     def setting(self) -> Setting:
+        """The model on the device."""
         return self.result.setting
 
     @property
     def batches(self) -> tuple[int, ...]:
+        """Numbers of concurrent sequences, over which columns run."""
         return tuple(map(int, np.asarray(self.result.batch)))
 
     @property
@@ -103,6 +105,7 @@ class Cell:
 
     @property
     def ttft_s(self) -> Column:
+        """Time to first token at every batch. [s]"""
         return np.asarray(self.result.bounds.ttft_s)
 
     @property
@@ -112,6 +115,7 @@ class Cell:
 
     @property
     def latency_s(self) -> Column:
+        """End-to-end latency at every batch. [s]"""
         return np.asarray(self.result.bounds.latency_s)
 
     @property
@@ -135,7 +139,7 @@ class Cell:
     @property
     def quant(self) -> str:
         """The precision as for --quant: as given, or as a technique sets it."""
-        return next((one.quant for one in self.setting.techniques if one.quant), self.asked)
+        return next((one.quant for one in self.setting.techniques if one.quant), self.given_quant)
 
     @property
     def layout(self) -> Layout:
@@ -148,18 +152,24 @@ class Cell:
 
     @property
     def fits(self) -> Column:
+        """Whether the memory is within the capacity, at every batch."""
         return np.asarray(self.result.fits)
 
     @property
     def passes(self) -> dict[str, Breakdown]:
+        """The passes that run, by name."""
         return {name: p for name, p in (("prefill", self.prefill), ("decode", self.decode)) if p}
 
     @cached_property
     def expected(self) -> ExpectedTimes | None:
         """Expected times; None if only the bound is known."""
         ttft = self.result.expected_ttft if self.prefill else None  # evaluates the kernels of all passes together
-        found = self.result.expected_pass("prefill") if ttft else None
-        return ExpectedTimes(ttft=ttft, tpot=self.result.expected_tpot, source=found.source) if ttft and found else None
+        prefill_pass = self.result.expected_pass("prefill") if ttft else None
+        return (
+            ExpectedTimes(ttft=ttft, tpot=self.result.expected_tpot, source=prefill_pass.source)
+            if ttft and prefill_pass
+            else None
+        )
 
     @cached_property
     def peak(self) -> float:
@@ -202,10 +212,10 @@ class Cell:
 
 
 def cells_of(
-    one: Setting,
-    asked: str,
+    base: Setting,
+    quant: str,
     devices: Sequence[Hardware],
-    known: Known,
+    work_cache: WorkCache,
     refused: Mapping[int, tuple[str, str]],
     *,
     batches: Sequence[int],
@@ -214,86 +224,91 @@ def cells_of(
 ) -> Iterator[Cell]:
     """The cells of a model in a precision on all devices, in order.
 
-    refused  (obstacle, reason) of devices that are left out, by index
+    quant    the precision as given
+    refused  (obstacle, reason) of devices that cannot run it, by index
     """
-    settings = [one if device is one.hardware else replace(one, hardware=device) for device in devices]
-    why = refused if len(refused) == len(settings) else {**_obstacles(settings), **refused}
-    able = [own for place, own in enumerate(settings) if place not in why]
-    lengths: dict[str, Any] = {"prompt": prompt, "gen": gen if one.model.generates else 0}
+    settings = [base if device is base.hardware else replace(base, hardware=device) for device in devices]
+    reasons = refused if len(refused) == len(settings) else {**_obstacles(settings), **refused}
+    runnable = [setting for place, setting in enumerate(settings) if place not in reasons]
+    lengths: dict[str, Any] = {"prompt": prompt, "gen": gen if base.model.generates else 0}
     batch = np.asarray(batches, dtype=np.float64)
-    answers = _answers(able, asked, known, batch, **lengths) if able else iter(())
-    nothing = np.full(len(batches), nan)
-    unknown = Times(ttft_s=nothing, decoding_s=nothing, steps=1, tokens=nothing)
-    for place, own in enumerate(settings):
-        if place not in why:
-            yield next(answers)
+    cells = _runnable_cells(runnable, quant, work_cache, batch, **lengths) if runnable else iter(())
+    no_values = np.full(len(batches), nan)
+    no_times = Times(ttft_s=no_values, decoding_s=no_values, steps=1, tokens=no_values)
+    for place, setting in enumerate(settings):
+        if place not in reasons:
+            yield next(cells)
             continue
-        obstacle, reason = why[place]
+        obstacle, reason = reasons[place]
         yield Cell(
-            result=Evaluation(setting=own, batch=batch, given=unknown, given_bytes=nothing, **lengths), asked=asked,
-            refused=reason, obstacle=obstacle, weight_bytes=nan,
+            result=Evaluation(setting=setting, batch=batch, given=no_times, given_bytes=no_values, **lengths),
+            given_quant=quant, refused=reason, obstacle=obstacle, weight_bytes=nan,
             largest=Largest(batch=0, tokens_per_s=nan, capacity=nan), prefill=None, decode=None,
         )  # fmt: skip
 
 
 def _obstacles(settings: Sequence[Setting]) -> dict[int, tuple[str, str]]:
-    """(obstacle, reason) of devices that cannot be laid out so, by index: techniques, links, or the model."""
-    found: dict[int, tuple[str, str]] = {}
-    for place, own in enumerate(settings):
+    """(obstacle, reason) of devices for which techniques, links or the model exclude the layout, by index."""
+    obstacles: dict[int, tuple[str, str]] = {}
+    for place, setting in enumerate(settings):
         try:
-            own.agreed()
+            setting.agreed()
         except InputError as error:
-            found[place] = TECHNIQUE, str(error)
+            obstacles[place] = TECHNIQUE, str(error)
     if settings[0].layout.devices == 1:
-        return found
-    for place, own in enumerate(settings):
+        return obstacles
+    for place, setting in enumerate(settings):
         try:
-            own.linked  # noqa: B018
+            setting.linked  # noqa: B018
         except InputError as error:
-            found.setdefault(place, (LINK, str(error)))
-    able = [place for place in range(len(settings)) if place not in found]
+            obstacles.setdefault(place, (LINK, str(error)))
+    runnable = [place for place in range(len(settings)) if place not in obstacles]
     try:
-        for place in able[:1]:  # a model can be divided in the same ways on all devices
+        for place in runnable[:1]:  # a model can be divided in the same ways on all devices
             settings[place].graph  # noqa: B018
     except InputError as error:
-        found |= dict.fromkeys(able, (LAYOUT, str(error)))
-    return found
+        obstacles |= dict.fromkeys(runnable, (LAYOUT, str(error)))
+    return obstacles
 
 
-def _answers(
-    settings: Sequence[Setting], asked: str, known: Known, batch: Column, *, prompt: int, gen: int
+def _runnable_cells(
+    settings: Sequence[Setting], quant: str, work_cache: WorkCache, batch: Column, *, prompt: int, gen: int
 ) -> Iterator[Cell]:
-    """The cells of settings that differ only in their devices, all of which have the links needed."""
-    one = settings[0]
+    """The cells of settings that differ in their devices alone, all of which have the links needed."""
+    base = settings[0]
     lengths = {"prompt": prompt, "gen": gen}
-    context, footprint = middle(one.model, **lengths), one.footprint
-    capacity = np.array([own.hardware.capacity for own in settings])
-    fitting = _largest_batches(footprint, np.stack([capacity, _MORE * capacity], axis=1), **lengths)
+    context, footprint = middle(base.model, **lengths), base.footprint
+    capacity = np.array([setting.hardware.capacity for setting in settings])
+    fitting = _largest_batches(footprint, np.stack([capacity, _CAPACITY_FACTOR * capacity], axis=1), **lengths)
     points = np.hstack([np.tile(batch, (len(settings), 1)), np.maximum(fitting, 1)])  # given batches, largest batch
-    times = _Times.of(settings, known, points, prompt=prompt, gen=gen)
+    times = _Times.of(settings, work_cache, points, prompt=prompt, gen=gen)
     with np.errstate(invalid="ignore", divide="ignore"):
         rate = np.asarray(times.bounds.tokens_per_s)
-        growth = np.log(rate[:, -1] / rate[:, -2]) / np.log(_MORE)
+        growth = np.log(rate[:, -1] / rate[:, -2]) / np.log(_CAPACITY_FACTOR)
     total = np.broadcast_to(footprint.total_bytes(batch=batch, **lengths), batch.shape)
     weights = float(footprint.parts(batch=1.0, **lengths)[0])
-    some, unknown = len(batch), np.full(len(batch), nan)
-    for place, own in enumerate(settings):
-        fits, able = fitting[place, 0] >= 1, place not in times.refused
-        given = {name: getattr(times.bounds, name)[place, :some] if able else unknown for name in _COLUMNS}
+    batch_count, no_values = len(batch), np.full(len(batch), nan)
+    for place, setting in enumerate(settings):
+        fits, runnable = fitting[place, 0] >= 1, place not in times.refused
+        times_of_device = {
+            name: getattr(times.bounds, name)[place, :batch_count] if runnable else no_values for name in _COLUMNS
+        }
         yield Cell(
-            result=Evaluation(setting=own, batch=batch, given=Times(**given), given_bytes=total, **lengths),
-            asked=asked,
+            result=Evaluation(
+                setting=setting, batch=batch, given=Times(**times_of_device), given_bytes=total, **lengths
+            ),
+            given_quant=quant,
             refused=times.refused.get(place, ""),
-            obstacle="" if able else DATA_TYPE,
+            obstacle="" if runnable else DATA_TYPE,
             weight_bytes=weights,
             largest=Largest(
                 batch=int(fitting[place, 0]),
-                tokens_per_s=float(rate[place, -2]) if fits and able else nan,
-                capacity=float(growth[place]) if fits and able else nan,
+                tokens_per_s=float(rate[place, -2]) if fits and runnable else nan,
+                capacity=float(growth[place]) if fits and runnable else nan,
             ),
-            prefill=_pass(times.waits["prefill"], place, some, prompt) if able else None,
-            decode=_pass(times.waits["decode"], place, some, context) if able and context else None,
-            footprint=footprint if able else None,
+            prefill=_pass(times.waits["prefill"], place, batch_count, prompt) if runnable else None,
+            decode=_pass(times.waits["decode"], place, batch_count, context) if runnable and context else None,
+            footprint=footprint if runnable else None,
             matrix_launches=times.matrix_launches.get(place, {}),
         )
 
@@ -313,37 +328,39 @@ class _Times:
     matrix_launches: Mapping[int, Mapping[Resource, int]]
 
     @classmethod
-    def of(cls, settings: Sequence[Setting], known: Known, points: Column, *, prompt: int, gen: int) -> _Times:
+    def of(cls, settings: Sequence[Setting], work_cache: WorkCache, points: Column, *, prompt: int, gen: int) -> _Times:
         """The times at batches `points`, [device, point]."""
-        one, devices = settings[0], {place: own.linked for place, own in enumerate(settings)}
-        context = middle(one.model, prompt=prompt, gen=gen)
-        prefills, refused = fleets_of(one, "prefill", devices, known)
-        steps = prefills if one.decode_graph is one.graph else fleets_of(one, "decode", devices, known)[0]
-        waits: dict[str, dict[tuple[str, str], Column]] = {"prefill": {}, "decode": {}}
+        base, devices = settings[0], {place: setting.linked for place, setting in enumerate(settings)}
+        context = middle(base.model, prompt=prompt, gen=gen)
+        prefills, refused = fleets_of(base, "prefill", devices, work_cache)
+        steps = prefills if base.decode_graph is base.graph else fleets_of(base, "decode", devices, work_cache)[0]
+        times: dict[str, dict[tuple[str, str], Column]] = {"prefill": {}, "decode": {}}
         for phase, length, several in (("prefill", prompt, prefills), ("decode", context, steps if context else ())):
             for fleet in several:
-                found = waits_of(fleet, one, phase, batch=points[fleet.rows], length=length, prompt=prompt)
-                _put(waits[phase], fleet, found, points)
+                fleet_times = bound_times(fleet, base, phase, batch=points[fleet.rows], length=length, prompt=prompt)
+                _put(times[phase], fleet, fleet_times, points)
         columns: dict[str, Any] = {
-            "ttft_s": sum(waits["prefill"].values(), start=np.zeros(points.shape)),
+            "ttft_s": sum(times["prefill"].values(), start=np.zeros(points.shape)),
             "decoding_s": np.zeros(points.shape),
             "steps": np.full(points.shape, gen - 1.0 if context else 0.0),
-            "tokens": points * (gen if one.model.generates else prompt),
+            "tokens": points * (gen if base.model.generates else prompt),
         }
         for fleet in steps if context else ():
             columns["decoding_s"][fleet.rows] = decoding_s(
-                fleet, one.layout, batch=points[fleet.rows], prompt=prompt, gen=gen
+                fleet, base.layout, batch=points[fleet.rows], prompt=prompt, gen=gen
             )
-        for place in set(devices) - set(refused) if changes_passes(one.techniques) else ():
+        for place in set(devices) - set(refused) if changes_passes(base.techniques) else ():
             try:
                 bounds = Evaluation(setting=settings[place], batch=points[place], prompt=prompt, gen=gen).bounds
-            except InputError as error:  # due to a network other than the model
+            except InputError as error:  # of a draft model or another network
                 refused[place] = str(error)
                 continue
             for name, column in columns.items():
                 column[place] = getattr(bounds, name)
-        launches = {place: own for fleet in prefills for own in [_matrix_launches(fleet)] for place in fleet.devices}
-        return cls(bounds=Times(**columns), waits=waits, refused=refused, matrix_launches=launches)
+        launches = {
+            place: setting for fleet in prefills for setting in [_matrix_launches(fleet)] for place in fleet.devices
+        }
+        return cls(bounds=Times(**columns), waits=times, refused=refused, matrix_launches=launches)
 
 
 def _matrix_launches(fleet: Fleet) -> dict[Resource, int]:
@@ -356,32 +373,32 @@ def _matrix_launches(fleet: Fleet) -> dict[Resource, int]:
     return launches
 
 
-def _put(into: dict[tuple[str, str], Column], fleet: Fleet, waits: Waits, points: Column) -> None:
-    for key, time_s in waits.items():
-        into.setdefault(key, np.zeros(points.shape))[fleet.rows] = time_s
+def _put(times: dict[tuple[str, str], Column], fleet: Fleet, fleet_times: BoundTimes, points: Column) -> None:
+    for key, time_s in fleet_times.items():
+        times.setdefault(key, np.zeros(points.shape))[fleet.rows] = time_s
 
 
-def _pass(waits: Mapping[tuple[str, str], Column], place: int, some: int, length: int) -> Breakdown:
-    own = {key: column[place, :some] for key, column in waits.items()}
-    return Breakdown(length=length, waits={key: column for key, column in own.items() if column.any()})
+def _pass(times: Mapping[tuple[str, str], Column], place: int, batch_count: int, length: int) -> Breakdown:
+    device_times = {key: column[place, :batch_count] for key, column in times.items()}
+    return Breakdown(length=length, waits={key: column for key, column in device_times.items() if column.any()})
 
 
 def _largest_batches(footprint: Footprint, capacity: Column, *, prompt: int, gen: int) -> Column:
     """The largest batch that fits in each capacity [B], by bisection; 0 if none fits."""
-    low, high = np.zeros(capacity.shape), np.full(capacity.shape, float(_MOST))
+    low, high = np.zeros(capacity.shape), np.full(capacity.shape, float(_MAX_BATCH))
     while np.any(high - low > 1):
-        tried = np.floor((low + high) / 2)
-        fits = np.less_equal(footprint.total_bytes(batch=np.maximum(tried, 1), prompt=prompt, gen=gen), capacity)
-        fits = fits & (tried >= 1)
-        low, high = np.where(fits, tried, low), np.where(fits, high, np.maximum(tried, 1))
+        batch = np.floor((low + high) / 2)
+        fits = np.less_equal(footprint.total_bytes(batch=np.maximum(batch, 1), prompt=prompt, gen=gen), capacity)
+        fits = fits & (batch >= 1)
+        low, high = np.where(fits, batch, low), np.where(fits, high, np.maximum(batch, 1))
     return low
 
 
 def memory_share(cell: Cell, phase: str, batches: Sequence[int], lengths: Sequence[int]) -> Column:
     """Fraction of the time of a pass that memory bounds, [length, batch]."""
     batch, length = (grid.ravel() for grid in np.meshgrid(np.asarray(batches, float), np.asarray(lengths, float)))
-    waits = waits_of(cell.fleet(phase), cell.setting, phase, batch=batch, length=length, prompt=cell.prompt)
-    share = spent(waits, bound="memory") / spent(waits)
+    times = bound_times(cell.fleet(phase), cell.setting, phase, batch=batch, length=length, prompt=cell.prompt)
+    share = time_bound_by(times, bound="memory") / time_bound_by(times)
     return np.broadcast_to(share, (1, len(batch))).reshape(len(lengths), len(batches))
 
 

@@ -1,4 +1,4 @@
-"""choose(): ranks the devices that qualify for a use, with their number, and says what disqualifies the others."""
+"""choose(): the ranking of devices that qualify for a use, with their number, and why others do not qualify."""
 
 from __future__ import annotations
 
@@ -32,12 +32,16 @@ from .limits import Limits, Rejected, closest, faults
 # weights, the smallest in common use (arXiv:2210.17323, arXiv:2306.00978).
 QUANTS: Final = (PUBLISHED, "fp8", "W8A8", "W4A16g128")
 SCHEMA_VERSION: Final = 1  # of to_dict()
-_UNSOLD: Final = "announced"  # status of a device that is not for sale
-_MOST: Final = 1024  # largest tensor parallelism: more than the heads of any model
-_LEAST: Final = 3  # fewest devices for a meaningful correlation
+_ANNOUNCED: Final = "announced"  # status of a device that is not yet available
+_MAX_TENSOR_PARALLELISM: Final = 1024  # largest tensor parallelism: more than the heads of any model
+_MIN_RANKED: Final = 3  # fewest devices for a meaningful correlation
 
 
-_MERIT: Final = {By.SPEED: "tokens/s", By.COST: "tokens/USD", By.ENERGY: "tokens/J at TDP"}  # unit of the ranking
+_RANKING_UNITS: Final = {
+    By.SPEED: "tokens/s",
+    By.COST: "tokens/USD",
+    By.ENERGY: "tokens/J at TDP",
+}  # unit of the ranking
 
 
 @frozen(kw_only=True)
@@ -52,7 +56,7 @@ class Ranked:
 class Choice(Rows):
     """The result of choose(). `comparison` has a cell for every device, allowed precision and number of devices.
 
-    left_out  devices that are not for sale and were not named
+    unavailable  devices that were not considered because they are not for sale and were not named
     """
 
     report: ClassVar = "choice"
@@ -66,25 +70,25 @@ class Choice(Rows):
     comparison: Comparison = field(repr=False)
     ranked: tuple[Ranked, ...] = field(repr=False)
     rejected: tuple[Rejected, ...] = field(repr=False)
-    left_out: tuple[str, ...]
+    unavailable: tuple[str, ...]
 
     @property
     def merit(self) -> str:
         """The unit of `merit`."""
-        return _MERIT[self.by]
+        return _RANKING_UNITS[self.by]
 
     @property
     def priced(self) -> int:
         """Number of devices whose files allow ranking by cost or energy; all for speed."""
-        found = {cell.hardware.name: cell.hardware for cell in self.comparison.cells}.values()
-        return sum(self.by.known(device, self.comparison.years) for device in found)
+        devices = {cell.hardware.name: cell.hardware for cell in self.comparison.cells}.values()
+        return sum(self.by.known(device, self.comparison.years) for device in devices)
 
     def follows(self) -> dict[str, float]:
         """Spearman's rank correlation of the ranking with bandwidth, matrix peak and capacity of all devices together.
 
         Empty if fewer than three devices qualify, or if all are equal.
         """
-        if len(self.ranked) < _LEAST:
+        if len(self.ranked) < _MIN_RANKED:
             return {}
         merit, cells = [r.merit for r in self.ranked], [r.cell for r in self.ranked]
         numbers = {
@@ -92,8 +96,8 @@ class Choice(Rows):
             "peak OP/s": [cell.layout.devices * cell.peak for cell in cells],
             "memory capacity": [cell.layout.devices * cell.hardware.capacity for cell in cells],
         }
-        found = {name: rank_correlation(merit, values) for name, values in numbers.items()}
-        return {name: value for name, value in found.items() if not isnan(value)}
+        correlations = {name: rank_correlation(merit, values) for name, values in numbers.items()}
+        return {name: value for name, value in correlations.items() if not isnan(value)}
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row per device: qualifying devices by rank, then the others."""
@@ -106,9 +110,9 @@ class Choice(Rows):
 
     def _facts(self, cell: Cell) -> dict[str, Any]:
         """The facts of a cell in a comparison, without those that all cells share."""
-        left = {"model", "batch", "refused", "capacity_elasticity"}
+        shared = {"model", "batch", "refused", "capacity_elasticity"}
         (row,) = self.comparison.rows_of(cell)
-        return {key: value for key, value in row.items() if key not in left}
+        return {key: value for key, value in row.items() if key not in shared}
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -117,7 +121,7 @@ class Choice(Rows):
             "users": self.users, "prompt": self.comparison.prompt, "gen": self.comparison.gen,
             "quants": list(self.quants), "by": str(self.by), "merit": self.merit, "years": self.comparison.years,
             **asdict(self.limits), **({"max_devices": self.max_devices} if self.max_devices > 1 else {}),
-            **self.comparison.said,
+            **self.comparison.optional_inputs,
         }  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
@@ -127,7 +131,7 @@ class Choice(Rows):
             "llmviewer_version": __version__,
             "model": self.model.name,
             "inputs": self.inputs,
-            "left_out": list(self.left_out),
+            "left_out": list(self.unavailable),
             "follows": self.follows(),
             "devices": list(self.rows()),
         }  # fmt: skip
@@ -150,21 +154,21 @@ def choose(
     tpot: float | None = None,
     native: bool = False,
     years: float | None = None,
-    progress: Callable[[int, int], object] = lambda done, settings: None,
+    progress: Callable[[int, int], object] = lambda finished, settings: None,
     **options: Unpack[FleetOptions],
 ) -> Choice:
     """Ranks devices for `users` who each send a prompt of `prompt` tokens at once and get `gen` tokens.
 
     quants       allowed precisions; a device is ranked by its best one
     hardware     devices to choose from; None: shipped devices that are for sale, and those of the user's folder
-    max_devices  most devices of a kind, in one box, by tensor parallelism; the fewest that qualify are ranked, of the
-                 numbers that divide the model
+    max_devices  maximum devices of a kind, on one host, by tensor parallelism; the smallest number that qualifies is
+                 ranked, of the numbers that divide the model
     by           "speed": tokens of all users per second, from prompts to last tokens; "cost": per dollar; "energy": per
                  joule at TDP
     budget       highest price of all devices together [USD]
     power        highest TDP of all devices together [W]
     ttft, tpot   longest time to first token and time per output token [s]
-    native       only precisions that the device's matrix units support
+    native       whether only precisions count that the device's matrix units support
     years        time of continuous use over which a purchase price is spread; None: only cloud prices count
     progress     called with the number of finished combinations of precision and number of devices, and of all
 
@@ -172,60 +176,68 @@ def choose(
 
     Raises InputError if an argument is invalid or the model does not generate.
     """
-    wanted = arguments.enum_member("by", by, _MERIT)
+    ranking = arguments.enum_member("by", by, _RANKING_UNITS)
     limits = Limits(budget=budget, power=power, ttft_s=ttft, tpot_s=tpot, native=native)
     arguments.check_types(model=model)
-    named, left = _devices(hardware)
-    allowed, asked = arguments.as_values("quants", quants), whole_number("users", users)
-    most, own = whole_number("max_devices", max_devices), load_model(model) if isinstance(model, str) else model
-    if most > _MOST:
-        raise InputError(f"max_devices must be at most {_MOST}; got {most}")
-    ways = [Layout(tp=n) for n in _cuts(own, loaded(named[0]), most)]
+    devices, unavailable = _devices(hardware)
+    precisions, batch = arguments.as_values("quants", quants), whole_number("users", users)
+    device_limit, loaded_model = (
+        whole_number("max_devices", max_devices),
+        load_model(model) if isinstance(model, str) else model,
+    )
+    if device_limit > _MAX_TENSOR_PARALLELISM:
+        raise InputError(f"max_devices must be at most {_MAX_TENSOR_PARALLELISM}; got {device_limit}")
+    layouts = [Layout(tp=n) for n in _valid_degrees(loaded_model, loaded(devices[0]), device_limit)]
     comparison = compare(
-        own, named, quants=allowed, batch=asked, prompt=prompt, gen=gen, years=years, layout=ways, progress=progress,
-        **options,
+        loaded_model, devices, quants=precisions, batch=batch, prompt=prompt, gen=gen, years=years, layout=layouts,
+        progress=progress, **options,
     )  # fmt: skip
-    found = comparison.cells[0].model
-    if not found.generates:
-        raise InputError(f"{found.name} must generate to be ranked by its answers; use llmviewer compare")
-    ranked, rejected = _qualified(comparison, limits, wanted)
+    compared_model = comparison.cells[0].model
+    if not compared_model.generates:
+        raise InputError(f"{compared_model.name} must generate tokens to be ranked by them; use llmviewer compare")
+    ranked, rejected = _qualified(comparison, limits, ranking)
     return Choice(
-        model=found, users=comparison.batches[0], quants=allowed, max_devices=most, by=wanted, limits=limits,
-        comparison=comparison, ranked=ranked, rejected=rejected, left_out=left,
+        model=compared_model, users=comparison.batches[0], quants=precisions, max_devices=device_limit, by=ranking,
+        limits=limits, comparison=comparison, ranked=ranked, rejected=rejected, unavailable=unavailable,
     )  # fmt: skip
 
 
 def _devices(hardware: Sequence[str | Hardware] | None) -> tuple[tuple[str | Hardware, ...], tuple[str, ...]]:
-    """The devices to choose from, and the names of those left out because they are not for sale.
+    """The devices to choose from, and the names of devices that are not for sale.
 
     Raises InputError if there are none, or one is given twice.
     """
-    left = unsold(map(load_hardware, hardware_names())) if hardware is None else ()
-    every = hardware_names() if hardware is None else arguments.as_values("hardware", hardware)
-    named = tuple(one for one in every if one not in left)
+    unavailable = unsold(map(load_hardware, hardware_names())) if hardware is None else ()
+    candidates = hardware_names() if hardware is None else arguments.as_values("hardware", hardware)
+    named = tuple(one for one in candidates if one not in unavailable)
     if not named:
         raise InputError("hardware: nothing to choose from")
     devices = [loaded(one) for one in named]
     arguments.check_unique("hardware", devices)
     arguments.check_unique_names(zip(named, (device.name for device in devices), strict=True))
-    return named, left
+    return named, unavailable
 
 
 def _qualified(comparison: Comparison, limits: Limits, by: By) -> tuple[tuple[Ranked, ...], tuple[Rejected, ...]]:
-    """The fewest qualifying of each device in their best precision, best first; the others, closest first."""
+    """The smallest qualifying number of each device in its best precision, best first; other devices, closest first."""
     by_device: dict[str, list[Cell]] = {}
     for cell in comparison.cells:
-        if cell.obstacle != LAYOUT and not _spread(cell):
+        if cell.obstacle != LAYOUT and not _spans_domains(cell):
             by_device.setdefault(cell.hardware.name, []).append(cell)
     ranked, rejected = [], []
     for cells in by_device.values():
-        alone = {cell.asked: cell for cell in cells if cell.layout.devices == 1}
-        found = [(cell, faults(cell, alone[cell.asked], limits, by=by, years=comparison.years)) for cell in cells]
-        able = [Ranked(cell=cell, merit=_merit(cell, comparison, by)) for cell, own in found if not own]
-        if able:
-            ranked.append(min(able, key=lambda one: (one.cell.layout.devices, -one.merit)))
+        single_cells = {cell.given_quant: cell for cell in cells if cell.layout.devices == 1}
+        cell_faults = [
+            (cell, faults(cell, single_cells[cell.given_quant], limits, by=by, years=comparison.years))
+            for cell in cells
+        ]
+        qualified = [
+            Ranked(cell=cell, merit=_merit(cell, comparison, by)) for cell, reasons in cell_faults if not reasons
+        ]
+        if qualified:
+            ranked.append(min(qualified, key=lambda one: (one.cell.layout.devices, -one.merit)))
         else:
-            rejected.append(closest([own for _, own in found]))
+            rejected.append(closest([reasons for _, reasons in cell_faults]))
     return (
         tuple(sorted(ranked, key=lambda one: -one.merit)),
         tuple(sorted(rejected, key=lambda one: (one.factor, one.excess))),
@@ -234,32 +246,32 @@ def _qualified(comparison: Comparison, limits: Limits, by: By) -> tuple[tuple[Ra
 
 def unsold(devices: Iterable[Hardware]) -> tuple[str, ...]:
     """Names of shipped devices that are not for sale; devices of the user's folder are never among them."""
-    announced = (device.name for device in devices if device.status == _UNSOLD)
+    announced = (device.name for device in devices if device.status == _ANNOUNCED)
     return tuple(name for name in announced if hardware_file(name).parent == data_dir("hardware"))
 
 
-def _cuts(model: Model, device: Hardware, most: int) -> list[int]:
+def _valid_degrees(model: Model, device: Hardware, device_limit: int) -> list[int]:
     """Numbers of devices up to `most` that tensor parallelism can divide the model by, on any `device`."""
-    found = [1]
-    for n in range(2, most + 1):
-        joined = Network(hardware=device, layout=Layout(tp=n), inside=SCALE_UP, outside=SCALE_OUT, domain=inf)
+    degrees = [1]
+    for n in range(2, device_limit + 1):
+        network = Network(hardware=device, layout=Layout(tp=n), inside=SCALE_UP, outside=SCALE_OUT, domain=inf)
         try:
-            parallel(joined, decode=False)(model.graph)
+            parallel(network, decode=False)(model.graph)
         except InputError:
             continue
-        found.append(n)
-    return found
+        degrees.append(n)
+    return degrees
 
 
-def _spread(cell: Cell) -> bool:
-    """Whether its devices span domains, beyond the links that join a few of them."""
+def _spans_domains(cell: Cell) -> bool:
+    """Whether the devices of a cell span several scale-up domains."""
     if cell.refused or cell.layout.devices == 1:
         return False
     return SCALE_OUT in cell.tiers and len(cell.tiers) > 1
 
 
-def _merit(cell: Cell, of: Comparison, by: By) -> float:
-    rate = float(cell.tokens_per_s[0])
+def _merit(cell: Cell, comparison: Comparison, by: By) -> float:
+    tokens_per_s = float(cell.tokens_per_s[0])
     if by is By.COST:
-        return float(cell.per_dollar(rate, of.years))
-    return float(cell.per_joule(rate)) if by is By.ENERGY else rate
+        return float(cell.per_dollar(tokens_per_s, comparison.years))
+    return float(cell.per_joule(tokens_per_s)) if by is By.ENERGY else tokens_per_s

@@ -30,7 +30,7 @@ from ..transforms.quantize import PUBLISHED, unless_published
 from .breakdown import RESOURCES
 from .cells import ENGINE, LAYOUT, LINK, TECHNIQUE, WHAT_IF, Cell, ExpectedTimes, cells_of
 from .crossings import Crossing, crossings_of
-from .fleet import Known
+from .fleet import WorkCache
 
 SCHEMA_VERSION: Final = 1  # of to_dict()
 
@@ -65,18 +65,18 @@ class Comparison(Rows):
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
         """The layouts given; empty if all cells are single devices."""
-        found = tuple(dict.fromkeys(cell.layout for cell in self.cells))
-        return found if any(layout.devices > 1 for layout in found) else ()
+        distinct = tuple(dict.fromkeys(cell.layout for cell in self.cells))
+        return distinct if any(layout.devices > 1 for layout in distinct) else ()
 
     @property
-    def answered(self) -> tuple[Cell, ...]:
+    def runnable(self) -> tuple[Cell, ...]:
         """Cells that their devices can run."""
         return tuple(cell for cell in self.cells if not cell.refused)
 
     @cached_property
     def crossings(self) -> tuple[Crossing, ...]:
         """Crossings of bounds: over batches at the given lengths, and over lengths at the first batch."""
-        return tuple(crossing for cell in self.answered for crossing in crossings_of(cell))
+        return tuple(crossing for cell in self.runnable for crossing in crossings_of(cell))
 
     def expected(self, cell: Cell) -> ExpectedTimes | None:
         """Expected times of a cell; None if only bounds are wanted or known."""
@@ -120,9 +120,9 @@ class Comparison(Rows):
             "tokens_per_dollar": cell.per_dollar(cell.tokens_per_s, self.years),
         }
         for name in ("prefill", "decode"):
-            own = cell.passes.get(name)
-            columns[f"{name}_bound"] = own.bounds() if own else None
-            columns |= {f"{name}_{r}_share": own.shares(resource=r) if own else None for r in RESOURCES}
+            breakdown = cell.passes.get(name)
+            columns[f"{name}_bound"] = breakdown.bounds() if breakdown else None
+            columns |= {f"{name}_{r}_share": breakdown.shares(resource=r) if breakdown else None for r in RESOURCES}
         for name, interval in times.items():
             for end, side in (("", "expected"), ("_low", "low"), ("_high", "high")):
                 columns[f"expected_{name}{end}_s"] = getattr(interval, side) if interval else None
@@ -140,20 +140,21 @@ class Comparison(Rows):
     def inputs(self) -> dict[str, Any]:
         """The arguments, as in the JSON document."""
         return {
-            "quants": list(dict.fromkeys(cell.asked for cell in self.cells)), "batches": list(self.batches) or [MAX],
+            "quants": list(dict.fromkeys(cell.given_quant for cell in self.cells)),
+            "batches": list(self.batches) or [MAX],
             "prompt": self.prompt, "gen": self.gen, "years": self.years,
             **({"layouts": list(map(str, self.layouts))} if self.layouts else {}),
-            **({"techniques": list(self.techniques)} if self.techniques else {}), **self.said,
+            **({"techniques": list(self.techniques)} if self.techniques else {}), **self.optional_inputs,
         }  # fmt: skip
 
     @property
-    def said(self) -> dict[str, Any]:
+    def optional_inputs(self) -> dict[str, Any]:
         """The arguments on devices and expected kernels, as in the JSON document."""
-        said = {
+        given_inputs = {
             "hardware_set": list(self.hardware_set), "library": self.library, "engine": self.engine,
             "profiles": list(self.profiles),
         }  # fmt: skip
-        return {name: value for name, value in said.items() if value}
+        return {name: value for name, value in given_inputs.items() if value}
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document; docs/compare.md has its keys."""
@@ -175,10 +176,12 @@ class Comparison(Rows):
 
     def groups(self) -> Iterator[dict[str, Any]]:
         """Bounds and shares: one row per cell, batch, phase and group of operators."""
-        for cell in self.answered:
-            for name, own in cell.passes.items():
-                for group in own.groups:
-                    each = zip(cell.batches, own.bounds(group), own.shares(group=group).tolist(), strict=True)
+        for cell in self.runnable:
+            for name, breakdown in cell.passes.items():
+                for group in breakdown.groups:
+                    each = zip(
+                        cell.batches, breakdown.bounds(group), breakdown.shares(group=group).tolist(), strict=True
+                    )
                     for batch, bound, share in each:
                         yield {
                             "model": cell.model.name, "quant": cell.quant, "hardware": cell.hardware.name,
@@ -198,7 +201,7 @@ def compare(
     gen: int = 128,
     layout: str | Layout | Sequence[str | Layout] = ONE_DEVICE,
     years: float | None = None,
-    progress: Callable[[int, int], object] = lambda done, settings: None,
+    progress: Callable[[int, int], object] = lambda finished, settings: None,
     **options: Unpack[FleetOptions],
 ) -> Comparison:
     """Every model in every precision on every device.
@@ -211,49 +214,61 @@ def compare(
     years         time of continuous use over which a purchase price is spread; None: only cloud prices count
     progress      called with the number of finished combinations of model, precision and layout, and of all
 
-    The options are of all cells, as in analyze(). `hardware_set` changes every device, or one, as in
+    The options apply to all cells, as in analyze(). `hardware_set` changes every device, or one, as in
     "l40s:price.cloud=1 USD/h"; `bound` takes a tenth of the time.
 
     Raises InputError if an argument is invalid or given twice. A cell is refused, with the reason, if its device lacks
     a unit for the precision, links for the layout, kernels of the engine or the number that a what-if multiplies, or if
     its model cannot be laid out so or does not allow a technique.
     """
-    fullest = isinstance(batch, str) and batch == MAX
-    batches = (1,) if fullest else tuple(whole_number("batch", b) for b in arguments.as_numbers(batch))
+    at_largest_batch = isinstance(batch, str) and batch == MAX
+    batches = (1,) if at_largest_batch else tuple(whole_number("batch", b) for b in arguments.as_numbers(batch))
     prompt, gen = whole_number("prompt", prompt), whole_number("gen", gen)
     arguments.check_positive(years=years)
-    given = arguments.with_defaults(options, FleetOptions)
-    library, engine, bound = given["library"], given["engine"], given["bound"]
-    arguments.check_bound_only(bound, library, engine, given["profiles"])
-    devices, lacking = _changed(arguments.as_values("hardware", hardware), given["hardware_set"])
-    named = [load_model(m) if isinstance(m, str) else m for m in arguments.as_values("models", models)]
-    allowed = arguments.as_values("quants", quants)
-    ways = [parse_layout(way) if isinstance(way, str) else way for way in arguments.as_values("layout", layout)]
+    all_options = arguments.with_defaults(options, FleetOptions)
+    library, engine, bound = all_options["library"], all_options["engine"], all_options["bound"]
+    arguments.check_bound_only(bound, library, engine, all_options["profiles"])
+    devices, without_fact = _changed(arguments.as_values("hardware", hardware), all_options["hardware_set"])
+    loaded_models = [load_model(m) if isinstance(m, str) else m for m in arguments.as_values("models", models)]
+    precisions = arguments.as_values("quants", quants)
+    layouts = [
+        parse_layout(setting_layout) if isinstance(setting_layout, str) else setting_layout
+        for setting_layout in arguments.as_values("layout", layout)
+    ]
     listed: dict[str, Sequence[object]] = {
-        "models": named, "hardware": devices, "quants": allowed, "batch": batches, "layout": ways,
+        "models": loaded_models, "hardware": devices, "quants": precisions, "batch": batches, "layout": layouts,
     }  # fmt: skip
     for name, values in listed.items():
         if not values:
             raise InputError(f"{name}: nothing to compare")
         arguments.check_unique(name, values)
-    known, measured, ours = Known(), read_profiles(given["profiles"]), parse_techniques(given["techniques"])
-    first, unable = _able(engine, library, devices, measured)
-    bases = [Setting.of(model, first, library=library, engine=engine, profiles=measured) for model in named]
-    settings = list(product(bases, allowed, ways))
+    work_cache, parsed_profiles, parsed_techniques = (
+        WorkCache(),
+        read_profiles(all_options["profiles"]),
+        parse_techniques(all_options["techniques"]),
+    )
+    base_device, without_kernels = _engine_devices(engine, library, devices, parsed_profiles)
+    bases = [
+        Setting.of(model, base_device, library=library, engine=engine, profiles=parsed_profiles)
+        for model in loaded_models
+    ]
+    settings = list(product(bases, precisions, layouts))
     cells: list[Cell] = []
-    for done, (base, quant, way) in enumerate(settings, 1):
-        one, why = _setting(base, quant, way, ours)
-        refused = dict.fromkeys(range(len(devices)), (TECHNIQUE, why)) if why else {**lacking, **unable}
-        found = cells_of(one, quant, devices, known, refused, batches=batches, prompt=prompt, gen=gen)
-        cells += (_fullest(cell, known) if fullest else cell for cell in found)
-        progress(done, len(settings))
+    for finished, (base, quant, setting_layout) in enumerate(settings, 1):
+        setting, refusal = _setting(base, quant, setting_layout, parsed_techniques)
+        refused = (
+            dict.fromkeys(range(len(devices)), (TECHNIQUE, refusal)) if refusal else {**without_fact, **without_kernels}
+        )
+        new_cells = cells_of(setting, quant, devices, work_cache, refused, batches=batches, prompt=prompt, gen=gen)
+        cells += (_fullest(cell, work_cache) if at_largest_batch else cell for cell in new_cells)
+        progress(finished, len(settings))
     if all(cell.obstacle in (LINK, LAYOUT, TECHNIQUE, WHAT_IF, ENGINE) for cell in cells):
         raise InputError(cells[0].refused)
     return Comparison(
-        batches=() if fullest else batches, prompt=prompt, gen=gen, years=years, bound=bound,
-        techniques=tuple(map(str, ours)),
-        hardware_set=tuple(given["hardware_set"]), library=library, engine=engine,
-        profiles=tuple(dict.fromkeys(profile.name for profile in measured)), cells=tuple(cells),
+        batches=() if at_largest_batch else batches, prompt=prompt, gen=gen, years=years, bound=bound,
+        techniques=tuple(map(str, parsed_techniques)),
+        hardware_set=tuple(all_options["hardware_set"]), library=library, engine=engine,
+        profiles=tuple(dict.fromkeys(profile.name for profile in parsed_profiles)), cells=tuple(cells),
     )  # fmt: skip
 
 
@@ -264,61 +279,66 @@ def _changed(
 
     Raises InputError if they apply to none.
     """
-    asked = list(zip(hardware, changes_by_device(hardware, changes), strict=True))
-    devices = [loaded(one, () if isinstance(one, str) else own) for one, own in asked]
-    lacking: dict[int, tuple[str, str]] = {}
-    for place, (one, own) in enumerate(asked):
+    device_changes = list(zip(hardware, changes_by_device(hardware, changes), strict=True))
+    devices = [
+        loaded(device, () if isinstance(device, str) else changes_of_device)
+        for device, changes_of_device in device_changes
+    ]
+    without_fact: dict[int, tuple[str, str]] = {}
+    for place, (device, changes_of_device) in enumerate(device_changes):
         try:
-            devices[place] = loaded(one, own)
+            devices[place] = loaded(device, changes_of_device)
         except InputError as error:
-            lacking[place] = WHAT_IF, str(error)
-    if devices and len(lacking) == len(devices):
-        raise InputError(lacking[0][1])
-    return devices, lacking
+            without_fact[place] = WHAT_IF, str(error)
+    if devices and len(without_fact) == len(devices):
+        raise InputError(without_fact[0][1])
+    return devices, without_fact
 
 
-def _able(
+def _engine_devices(
     engine: str, library: str, devices: Sequence[Hardware], profiles: Sequence[Profile]
 ) -> tuple[Hardware, dict[int, tuple[str, str]]]:
-    """The device on which settings are made; and (obstacle, reason), by index, of those that an engine does not run on.
+    """The device of the base setting; and (obstacle, reason), by index, of devices that an engine does not run on.
 
     Raises InputError if it runs on none, or library is given too.
     """
-    unable: dict[int, tuple[str, str]] = {}
-    why = ""
+    without_kernels: dict[int, tuple[str, str]] = {}
+    reason = ""
     for place, device in enumerate(devices):
         try:
             engine_on(engine, device, library=library, profiles=profiles)
         except InputError as error:
-            unable[place], why = (ENGINE, f"no kernels of {engine} are known on it"), str(error)
-    able = [device for place, device in enumerate(devices) if place not in unable]
-    if not able:
-        raise InputError(why)
-    return typical(engine, able), unable
+            without_kernels[place], reason = (ENGINE, f"no kernels of {engine} are known on it"), str(error)
+    runnable = [device for place, device in enumerate(devices) if place not in without_kernels]
+    if not runnable:
+        raise InputError(reason)
+    return typical(engine, runnable), without_kernels
 
 
 def _setting(base: Setting, quant: str, layout: Layout, techniques: Sequence[Technique]) -> tuple[Setting, str]:
-    """`base` with these changes; without techniques, and with the reason, if they are refused."""
-    one = base if quant == PUBLISHED else base.having(quant=quant)
-    bare = one if layout == ONE_DEVICE else replace(one, layout=layout)
+    """`base` with these changes; without techniques, and with the reason, if they do not apply."""
+    quantized = base if quant == PUBLISHED else base.having(quant=quant)
+    bare = quantized if layout == ONE_DEVICE else replace(quantized, layout=layout)
     if not techniques:
         return bare, ""
     try:
-        found = Setting.of(
+        changed = Setting.of(
             bare.model, bare.hardware, quant=unless_published(quant), layout=bare.layout,
             techniques=techniques, profiles=bare.profiles, library="" if bare.engine else bare.library,
             engine=bare.engine.name if bare.engine else "",
         )  # fmt: skip
     except InputError as error:
         return bare, str(error)
-    return found, ""
+    return changed, ""
 
 
-def _fullest(cell: Cell, known: Known) -> Cell:
+def _fullest(cell: Cell, work_cache: WorkCache) -> Cell:
     """The cell at the largest batch that fits; unchanged if no sequence fits."""
     if cell.refused or cell.largest.batch < 2:
         return cell
     lengths: dict[str, Any] = {"prompt": cell.prompt, "gen": cell.gen}
     return next(
-        cells_of(cell.setting, cell.asked, [cell.hardware], known, {}, batches=(cell.largest.batch,), **lengths)
+        cells_of(
+            cell.setting, cell.given_quant, [cell.hardware], work_cache, {}, batches=(cell.largest.batch,), **lengths
+        )
     )

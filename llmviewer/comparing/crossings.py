@@ -8,12 +8,12 @@ from typing import Final
 import numpy as np
 
 from ..records import frozen
-from .breakdown import ALL, Breakdown, Column, waits_of
+from .breakdown import ALL, Breakdown, Column, bound_times
 from .cells import Cell
 from .fleet import Fleet
 
-_MOST_SEQUENCES, _LONGEST = 1 << 16, 1 << 17  # limits of the search for crossings
-_FAN: Final = 32  # points of the search that are computed together
+_MAX_BATCH, _MAX_CONTEXT = 1 << 16, 1 << 17  # limits of the search for crossings
+_POINTS_AT_ONCE: Final = 32  # points of the search that are computed together
 
 
 @frozen(kw_only=True)
@@ -38,17 +38,17 @@ def crossings_of(cell: Cell) -> Iterator[Crossing]:
 
     The search compares powers of two, and assumes one change between two that differ.
     """
-    for phase, own in cell.passes.items():
+    for phase, breakdown in cell.passes.items():
         fleet = cell.fleet(phase)
-        for axis, most in _axes(cell, phase):
-            line = _Line(cell=cell, fleet=fleet, phase=phase, axis=axis)
-            grid = np.array([n for n in 2.0 ** np.arange(most.bit_length()) if n < most] + [float(most)])
-            seen = line.at(grid)
-            for group in (ALL, *own.groups):
-                before, *others = seen.bounds(group)
+        for axis, limit in _axes(cell, phase):
+            search_line = _Line(cell=cell, fleet=fleet, phase=phase, axis=axis)
+            grid = np.array([n for n in 2.0 ** np.arange(limit.bit_length()) if n < limit] + [float(limit)])
+            breakdowns = search_line.at(grid)
+            for group in (ALL, *breakdown.groups):
+                before, *others = breakdowns.bounds(group)
                 place = next((i for i, bound in enumerate(others) if bound != before), None)
                 if place is not None:
-                    change, after = line.change(grid[place], grid[place + 1], group, before)
+                    change, after = search_line.change(grid[place], grid[place + 1], group, before)
                     yield Crossing(
                         cell=cell, phase=phase, group=group, axis=axis, at=change, before=before, after=after
                     )  # fmt: skip
@@ -56,8 +56,8 @@ def crossings_of(cell: Cell) -> Iterator[Crossing]:
 
 def _axes(cell: Cell, phase: str) -> Iterator[tuple[str, int]]:
     """(axis, limit of the search) of a pass."""
-    yield "batch", _MOST_SEQUENCES
-    longest = cell.model.max_context or _LONGEST
+    yield "batch", _MAX_BATCH
+    longest = cell.model.max_context or _MAX_CONTEXT
     if phase == "prefill":
         yield "prompt", longest
     elif not cell.model.is_encoder_decoder:  # with an encoder, the decoder's context starts after the prompt
@@ -74,18 +74,18 @@ class _Line:
     axis: str
 
     def at(self, numbers: Column) -> Breakdown:
-        own = self.cell.passes[self.phase].length
-        batch, length = (numbers, own) if self.axis == "batch" else (self.cell.batches[0], numbers)
-        waits = waits_of(
+        own_length = self.cell.passes[self.phase].length
+        batch, length = (numbers, own_length) if self.axis == "batch" else (self.cell.batches[0], numbers)
+        bound_by = bound_times(
             self.fleet, self.cell.setting, self.phase, batch=batch, length=length, prompt=self.cell.prompt
         )  # fmt: skip
-        times = {key: np.broadcast_to(time_s, (1, len(numbers)))[0] for key, time_s in waits.items()}
-        return Breakdown(length=own, waits=times)
+        times = {key: np.broadcast_to(time_s, (1, len(numbers)))[0] for key, time_s in bound_by.items()}
+        return Breakdown(length=own_length, waits=times)
 
     def change(self, low: float, high: float, group: str, before: str) -> tuple[int, str]:
         """The first number in (low, high] that is not bound by `before`, and its bound."""
         while True:
-            tried = np.unique(np.round(np.linspace(low, high, _FAN)))
+            tried = np.unique(np.round(np.linspace(low, high, _POINTS_AT_ONCE)))
             bounds = self.at(tried).bounds(group)
             place = next(i for i, bound in enumerate(bounds) if bound != before)
             low, high = tried[place - 1], tried[place]

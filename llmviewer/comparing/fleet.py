@@ -45,8 +45,12 @@ class Fleet(Plan):
         for place, row in enumerate(self.operators):
             places.setdefault(lane(row), []).append(place)
         return tuple(
-            Fleet(tuple(self.operators[p] for p in own), devices=self.devices, keys=tuple(self.keys[p] for p in own))
-            for own in places.values()
+            Fleet(
+                tuple(self.operators[p] for p in lane_places),
+                devices=self.devices,
+                keys=tuple(self.keys[p] for p in lane_places),
+            )
+            for lane_places in places.values()
         )
 
     @cached_property
@@ -66,40 +70,40 @@ class Fleet(Plan):
     def waits(self, workload: Workload) -> dict[tuple[str, Unit], Num]:
         """Time of one pass by (kind of operator, unit that bounds it); the sum is the bound. [s], [device, point]"""
         values = self.values(workload)
-        found: dict[tuple[str, Unit], Num] = {}
+        times: dict[tuple[str, Unit], Num] = {}
         for row, launches in self.distinct:
             busy = [form(values) for form in row.busy_s.values()]
             time_s = launches * reduce(np.maximum, busy)
-            left: Any = np.ones(np.shape(time_s), dtype=bool)
-            for resource, own in zip(row.busy_s, busy, strict=True):  # the first of equals, as in an estimate
-                first = left & np.equal(launches * own, time_s)
+            unassigned: Any = np.ones(np.shape(time_s), dtype=bool)
+            for resource, busy_s in zip(row.busy_s, busy, strict=True):  # the first of equals, as in an estimate
+                first = unassigned & np.equal(launches * busy_s, time_s)
                 key = row.operator.kind, resource.unit
-                found[key] = found.get(key, 0.0) + np.where(first, time_s, 0.0)
-                left = left & ~first
-        return found
+                times[key] = times.get(key, 0.0) + np.where(first, time_s, 0.0)
+                unassigned = unassigned & ~first
+        return times
 
 
 def fleets(
-    graphs: Sequence[Graph], devices: Sequence[Hardware], known: Known | None = None
+    graphs: Sequence[Graph], devices: Sequence[Hardware], work_cache: WorkCache | None = None
 ) -> tuple[list[Fleet], dict[int, str]]:
     """`devices` in as few fleets as possible, and reasons, by index, for devices without a unit for a data type.
 
     graphs  the graph of each device: the same operators, of sizes that may differ; many devices share one graph
     known   cache of operators' work, shared between graphs
     """
-    known = known or Known()
-    works = {key: known.lowered(graph) for key, graph in {id(graph): graph for graph in graphs}.items()}
+    work_cache = work_cache or WorkCache()
+    works = {key: work_cache.lowered(graph) for key, graph in {id(graph): graph for graph in graphs}.items()}
     groups: dict[object, list[tuple[int, _LoweredGraph]]] = {}
     refused: dict[int, str] = {}
     for place, (graph, device) in enumerate(zip(graphs, devices, strict=True)):
-        own = works[id(graph)]
+        lowered = works[id(graph)]
         try:
-            supplied = list(map(device.supply, own.wanted))
+            supplied = list(map(device.supply, lowered.wanted))
         except InputError as error:
             refused[place] = str(error)
             continue
         units = tuple((resource.unit, supplied.index(resource)) for resource in supplied)
-        groups.setdefault((own.wanted, units, own.pattern), []).append((place, own))
+        groups.setdefault((lowered.wanted, units, lowered.pattern), []).append((place, lowered))
     return [_fleet(members, devices) for members in groups.values()], refused
 
 
@@ -118,7 +122,7 @@ class _LoweredGraph:
     pattern: tuple[int, ...]
 
 
-class Known:
+class WorkCache:
     """Cache of the work of operators."""
 
     def __init__(self) -> None:
@@ -131,8 +135,8 @@ class Known:
         rows = [self._row(op, block.stream) for block, op in graph]
         works, numbers = tuple(row.work for row in rows), tuple(row.number for row in rows)
         distinct = dict(zip(numbers, works, strict=True)).values()
-        asked = dict.fromkeys(resource for work in distinct for resource in _wanted(work))
-        return _LoweredGraph(graph, works, numbers, tuple(asked), tuple(row.pattern for row in rows))
+        resources = dict.fromkeys(resource for work in distinct for resource in _needed_resources(work))
+        return _LoweredGraph(graph, works, numbers, tuple(resources), tuple(row.pattern for row in rows))
 
     def shared(self, graph: Graph) -> Graph:
         """The graph with one operator for all that are equal, also those of others."""
@@ -168,23 +172,25 @@ class _Row(NamedTuple):
     pattern: int
 
 
-def _wanted(work: Work) -> tuple[Resource, ...]:
+def _needed_resources(work: Work) -> tuple[Resource, ...]:
     return (work.operand_unit, *(resource for resource, form in work.amounts if form))
 
 
 def _fleet(members: Sequence[tuple[int, _LoweredGraph]], devices: Sequence[Hardware]) -> Fleet:
-    graph, wanted = members[0][1].graph, members[0][1].wanted
-    machines = [devices[place] for place, _ in members]
-    first = {resource: machines[0].supply(resource) for resource in wanted}
-    rates = {resource: np.array([[m.limit(m.supply(resource))] for m in machines]) for resource in wanted}
+    graph, needed_resources = members[0][1].graph, members[0][1].wanted
+    fleet_devices = [devices[place] for place, _ in members]
+    supplied = {resource: fleet_devices[0].supply(resource) for resource in needed_resources}
+    rates = {
+        resource: np.array([[m.limit(m.supply(resource))] for m in fleet_devices]) for resource in needed_resources
+    }
     rows: dict[object, tuple[Work, Mapping[Resource, Form], Resource]] = {}
-    keys = list(zip(*(own.numbers for _, own in members), strict=True))
-    all_works = zip(*(own.works for _, own in members), strict=True)
+    keys = list(zip(*(member.numbers for _, member in members), strict=True))
+    all_works = zip(*(member.works for _, member in members), strict=True)
     operators = []
     for (block, op), key, works in zip(graph, keys, all_works, strict=True):
         if key not in rows:
-            one = _merged(works)
-            rows[key] = one, _busy(one, first, rates), first[one.operand_unit]
+            merged = _merged(works)
+            rows[key] = merged, _busy(merged, supplied, rates), supplied[merged.operand_unit]
         work, busy, compute = rows[key]
         operators.append(PlannedOperator(operator=op, block=block, work=work, busy_s=busy, compute=compute))
     return Fleet(tuple(operators), devices=tuple(place for place, _ in members), keys=tuple(keys))
@@ -193,13 +199,13 @@ def _fleet(members: Sequence[tuple[int, _LoweredGraph]], devices: Sequence[Hardw
 def _busy(work: Work, first: Mapping[Resource, Resource], rates: Mapping[Resource, Num]) -> dict[Resource, Form]:
     """Busy time of each resource, by its name on the first device, with coefficients [device, 1]."""
     terms: dict[Resource, dict[Feature, Any]] = {}
-    for wanted, form in work.amounts:
+    for needed, form in work.amounts:
         if form:
-            supplied = first[wanted]
-            own = terms.setdefault(occupied_resource(supplied, terms), {})
+            supplied = first[needed]
+            coefficients = terms.setdefault(occupied_resource(supplied, terms), {})
             for feature, c in form.terms:
-                own[feature] = own.get(feature, 0.0) + c / rates[wanted]
-    return {resource: Form(tuple(own.items())) for resource, own in terms.items()}
+                coefficients[feature] = coefficients.get(feature, 0.0) + c / rates[needed]
+    return {resource: Form(tuple(coefficients.items())) for resource, coefficients in terms.items()}
 
 
 def _merged(works: Sequence[Work]) -> Work:

@@ -31,9 +31,9 @@ class Rejected:
     """A device that does not qualify, in the precision and number that come closest.
 
     factor  "data type", "what-if", "memory", "price", "budget", "power", "time to first token", "time per token", or
-            "link" if links keep several devices from qualifying
-    excess  amount needed over amount available or allowed; inf if not a quantity
-    reason  both, in words
+            "link" if several devices would qualify without the time of links
+    excess  amount needed over amount available or allowed; inf if it is not a quantity
+    reason  factor and excess in words
     """
 
     cell: Cell
@@ -58,12 +58,16 @@ class Limits:
 
 def closest(faults: Sequence[Sequence[Rejected]]) -> Rejected:
     """The worst fault of the setting with the fewest faults; among equals of links, then of the least excess."""
-    worst = [(len(own), max(own, key=lambda fault: fault.excess)) for own in faults]
-    found = min(worst, key=lambda one: (one[0], one[1].factor != LINK, one[1].excess))[1]
-    return replace(found, reason=found.reason + _read_at_once(found.cell)) if found.factor == MEMORY else found
+    worst = [(len(cell_faults), max(cell_faults, key=lambda fault: fault.excess)) for cell_faults in faults]
+    nearest = min(worst, key=lambda one: (one[0], one[1].factor != LINK, one[1].excess))[1]
+    return (
+        replace(nearest, reason=nearest.reason + _activation_note(nearest.cell))
+        if nearest.factor == MEMORY
+        else nearest
+    )
 
 
-def _read_at_once(cell: Cell) -> str:
+def _activation_note(cell: Cell) -> str:
     """A note on the memory for one prefill of all prompts, if the cell would fit without it; else ""."""
     if cell.footprint is None:
         return ""
@@ -71,70 +75,70 @@ def _read_at_once(cell: Cell) -> str:
     weights, cache, live = (float(part) for part in cell.footprint.parts(**lengths))
     if weights + cache > cell.hardware.capacity:
         return ""
-    return f"; {si(live)}B of it are activations of prompts read at once: plan reads them in chunks"
+    return f"; {si(live)}B of it are activations of one prefill of all prompts; plan prefills in chunks"
 
 
-def faults(cell: Cell, alone: Cell, limits: Limits, *, by: By, years: float | None) -> list[Rejected]:
+def faults(cell: Cell, single: Cell, limits: Limits, *, by: By, years: float | None) -> list[Rejected]:
     """All reasons that disqualify a device in a precision and number.
 
     alone  the cell of a single device in that precision
     by     the ranking, whose facts must be known; a purchase price is spread over `years`
     """
     several, numbers = cell.layout.devices, cell.hardware.numbers
-    together = f", with {several} devices" if several > 1 else ""
+    layout_note = f", with {several} devices" if several > 1 else ""
 
     def fault(factor: str, excess: float, reason: str) -> Rejected:
         return Rejected(cell=cell, factor=factor, excess=excess, reason=f"{factor}: {reason}")
 
-    def over(factor: str, value: float, limit: float | None, shown: Any, unlinked: float = inf) -> list[Rejected]:
+    def over(factor: str, value: float, limit: float | None, text_of: Any, unlinked: float = inf) -> list[Rejected]:
         if limit is None or value <= limit:
             return []
         if isnan(value):
             return [fault(factor, inf, _UNKNOWN[factor])]
-        most = "there is" if factor == MEMORY else "allowed"
+        limit_note = "available" if factor == MEMORY else "allowed"
         excess = value / limit
         times = f"{excess:.3g}" if excess < 1000 else f"{excess:,.0f}"
-        said = f"{shown(value)}, {times}x the {shown(limit)} {most}{together}"
+        amounts = f"{text_of(value)}, {times}x the {text_of(limit)} {limit_note}{layout_note}"
         if unlinked <= limit:
-            return [fault(LINK, excess, f"{factor} {said}; {shown(unlinked)} if links took no time")]
-        return [fault(factor, excess, said)]
+            return [fault(LINK, excess, f"{factor} {amounts}; {text_of(unlinked)} without the time of links")]
+        return [fault(factor, excess, amounts)]
 
     if cell.obstacle in (DATA_TYPE, WHAT_IF, ENGINE):
         return [fault(cell.obstacle, inf, cell.refused)]
-    needed = float(alone.total_bytes[0]) / several if cell.refused else float(cell.total_bytes[0])
+    needed_bytes = float(single.total_bytes[0]) / several if cell.refused else float(cell.total_bytes[0])
     price, tdp = (several * numbers.get(key, nan) for key in ("price.purchase", "power.tdp"))
-    found = [
-        *over(MEMORY, needed, cell.hardware.capacity, lambda v: f"{si(v)}B"),
+    reasons = [
+        *over(MEMORY, needed_bytes, cell.hardware.capacity, lambda v: f"{si(v)}B"),
         *over("budget", price, limits.budget, lambda v: f"{v:,.0f} USD"),
         *over("power", tdp, limits.power, lambda v: f"{v:.0f} W"),
     ]
     if cell.refused:
-        found.append(fault(LINK, inf, f"none is known that joins {several} of them"))
-    timed, share = (alone, several) if cell.refused else (cell, 1)  # links only add time
+        reasons.append(fault(LINK, inf, f"no known link joins {several} of them"))
+    timed, share = (single, several) if cell.refused else (cell, 1)  # links only add time
     if timed.prefill:
         ttft = float(timed.ttft_s[0]) / share
-        found += over("time to first token", ttft, limits.ttft_s, seconds, _unlinked(ttft, timed.prefill, several))
+        reasons += over("time to first token", ttft, limits.ttft_s, seconds, _unlinked_s(ttft, timed.prefill, several))
     if timed.decode:
         tpot = float(timed.tpot_s[0]) / share
-        found += over("time per token", tpot, limits.tpot_s, seconds, _unlinked(tpot, timed.decode, several))
-    foreign = _foreign(alone) if limits.native else ()
+        reasons += over("time per token", tpot, limits.tpot_s, seconds, _unlinked_s(tpot, timed.decode, several))
+    foreign = _emulated_types(single) if limits.native else ()
     if foreign:
-        found.append(fault(DATA_TYPE, inf, f"no {' or '.join(foreign)} matrix units"))
+        reasons.append(fault(DATA_TYPE, inf, f"no {' or '.join(foreign)} matrix units"))
     if not by.known(cell.hardware, years):
         bought = by is By.COST and "price.purchase" in numbers
         factor = "price" if by is By.COST else "power"
-        reason = "no cloud price; --depreciation YEARS spreads that of a purchase" if bought else _UNKNOWN[factor]
-        found.append(fault(factor, inf, reason))
-    return found
+        reason = "no cloud price; --depreciation YEARS counts the purchase price" if bought else _UNKNOWN[factor]
+        reasons.append(fault(factor, inf, reason))
+    return reasons
 
 
-def _unlinked(time_s: float, own: Breakdown, devices: int) -> float:
-    """The part of a time that links do not bound; inf for a single device. [s]"""
-    return time_s * (1 - own.share(resource="link")) if devices > 1 else inf
+def _unlinked_s(time_s: float, breakdown: Breakdown, devices: int) -> float:
+    """Time without the part that links bound; inf for a single device. [s]"""
+    return time_s * (1 - breakdown.share(resource="link")) if devices > 1 else inf
 
 
-def _foreign(cell: Cell) -> tuple[str, ...]:
+def _emulated_types(cell: Cell) -> tuple[str, ...]:
     """Data types of matrix products that the device's matrix units lack."""
     rates = cell.hardware.rates
-    wanted = (row.work.operand_unit for row in cell.setting.plan.operators)
-    return tuple(dict.fromkeys(w.dtype for w in wanted if w.unit is Unit.MATRIX and w not in rates))
+    needed = (row.work.operand_unit for row in cell.setting.plan.operators)
+    return tuple(dict.fromkeys(w.dtype for w in needed if w.unit is Unit.MATRIX and w not in rates))

@@ -1,4 +1,4 @@
-"""advise(): the gain of each technique for a model on a device, alone and combined, and what bounds it then."""
+"""advise(): the gain of each technique for a model on a device, alone and combined, and the bound that remains."""
 
 from __future__ import annotations
 
@@ -31,26 +31,29 @@ from ..variants.changes import (
     techniques_to_choose,
 )  # fmt: skip
 from ..variants.evaluation import Evaluation, Objective
-from ..variants.variant import EQUAL, Change, Variant, evaluate
+from ..variants.variant import MIN_GAIN, Change, Variant, evaluate
 
 SCHEMA_VERSION: Final = 1  # of to_dict()
-TOGETHER: Final = 3  # changes in the largest combination
-_COMBINED: Final = 8  # changes that are combined: the best, of each group no more than two
-_OF_A_GROUP: Final = 2
-_COMBINATIONS: Final = sum(comb(_COMBINED, count) for count in range(2, TOGETHER + 1))
-_EXPECTED: Final = 24  # combinations with the largest gains at the bound, whose expected times are evaluated
-_TIMES: Final = ("ttft_s", "tpot_s", "latency_s", "tokens_per_s")
+MAX_COMBINED_CHANGES: Final = 3  # changes in the largest combination
+_MAX_CANDIDATE_CHANGES: Final = 8  # the best changes, at most two of a group, are combined
+_MAX_CHANGES_OF_GROUP: Final = 2
+_MAX_COMBINATIONS: Final = sum(comb(_MAX_CANDIDATE_CHANGES, count) for count in range(2, MAX_COMBINED_CHANGES + 1))
+_MAX_EXPECTED_COMBINATIONS: Final = 24  # those with the largest gains at the bound are evaluated by expected times
+_TIME_NAMES: Final = ("ttft_s", "tpot_s", "latency_s", "tokens_per_s")
 
 
 @frozen(kw_only=True, repr=False)
 class Advice(Rows):
-    """The result of advise(). `alone` and `together` are in groups: changes for the same weights that leave outputs
-    as they are, those that change them, changes that need a draft, and changes that need other weights; each group has
-    the best first, by expected times if known.
+    """The result of advise(). `alone` and `together` are in groups: changes that keep weights and outputs, changes of
+    the outputs, changes that need a draft model, and changes that need other weights; each group has the best first, by
+    expected times if known.
 
-    idle     changes that would not help, or make it worse
-    large    changes with which it does not fit the memory
-    refused  changes that are not possible, with the reason
+    techniques  techniques already in use
+    alone       single changes that help
+    together    combinations that help more than each of their parts
+    no_gain     changes without a gain
+    too_large   changes with which the request does not fit
+    refused     changes that are not possible, with the reason
     """
 
     report: ClassVar = "advice"
@@ -59,13 +62,13 @@ class Advice(Rows):
     batch: int
     prompt: int
     gen: int
-    given: tuple[str, ...]
+    techniques: tuple[str, ...]
     without: tuple[Requirement, ...]
     base: Evaluation
     alone: tuple[Variant, ...] = field(repr=False)
     together: tuple[Variant, ...] = field(repr=False)
-    idle: tuple[Variant, ...] = field(repr=False)
-    large: tuple[Variant, ...] = field(repr=False)
+    no_gain: tuple[Variant, ...] = field(repr=False)
+    too_large: tuple[Variant, ...] = field(repr=False)
     refused: tuple[tuple[Change, str], ...] = field(repr=False)
 
     @property
@@ -75,13 +78,13 @@ class Advice(Rows):
         return {
             "for": str(self.wanted), "batch": self.batch, "prompt": self.prompt, "gen": self.gen,
             "quant": str(setting.quantization), "attention": str(setting.attention),
-            "layout": str(setting.layout), "techniques": list(self.given), "without": list(map(str, self.without)),
+            "layout": str(setting.layout), "techniques": list(self.techniques), "without": list(map(str, self.without)),
             "library": setting.kernels.library if setting.kernels and self.base.expected else None,
             "engine": setting.engine.name if setting.engine else None,
         }  # fmt: skip
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One for each line, with what kind of lines it is among."""
+        """A row for each change or combination, with the list that has it."""
         document = self.to_dict()
         for kind in ("alone", "together", "no_help", "too_large"):
             for line in document[kind]:
@@ -98,8 +101,8 @@ class Advice(Rows):
             "without": _numbers(self.base),
             "alone": [_row(one) for one in self.alone],
             "together": [_row(one) for one in self.together],
-            "no_help": [_row(one) for one in self.idle],
-            "too_large": [_row(one) for one in self.large],
+            "no_help": [_row(one) for one in self.no_gain],
+            "too_large": [_row(one) for one in self.too_large],
             "refused": [{"technique": change.name, "reason": reason} for change, reason in self.refused],
         }  # fmt: skip
 
@@ -115,16 +118,16 @@ def advise(
     gen: int = 128,
     max_devices: int = 1,
     without: Sequence[str] = (),
-    progress: Callable[[int, int], object] = lambda done, steps: None,
+    progress: Callable[[int, int], object] = lambda finished, steps: None,
     **options: Unpack[ServedOptions],
 ) -> Advice:
-    """The gain of each technique with its usual parameters, of precisions, and of degrees of parallelism.
+    """The gain of each technique with its default parameters, of precisions, and of degrees of parallelism.
 
-    wanted       what to improve: "latency", "ttft", "tpot" or "throughput"
-    max_devices  most devices for tensor parallelism
-    without      "answers" leaves out techniques that change the answers, "draft" those that need a draft model or draft
+    wanted       objective: "latency", "ttft", "tpot" or "throughput"
+    max_devices  maximum devices for tensor parallelism
+    without      "answers" excludes techniques that change the outputs, "draft" those that need a draft model or draft
                  heads, "model" those that need other weights
-    progress     called with the number of finished options and combinations, and of all at most
+    progress     called with the number of finished changes and combinations, and their maximum
 
     The options describe the setting that changes are compared with: `techniques` are those already in use. A Setting
     may stand in place of model, hardware and options.
@@ -133,38 +136,38 @@ def advise(
     """
     objective = enum_member("wanted", wanted, Objective)
     check_options(options, ServedOptions)
-    left_out = tuple(enum_member("without", one, Requirement) for one in as_values("without", without))
+    excluded = tuple(enum_member("without", one, Requirement) for one in as_values("without", without))
     size = {name: whole_number(name, value) for name, value in (("batch", batch), ("prompt", prompt), ("gen", gen))}
-    most = whole_number("max_devices", max_devices)
+    device_limit = whole_number("max_devices", max_devices)
     setting = setting_of(model, hardware, **options)
-    used = tuple(map(str, options.get("techniques", setting.techniques)))
+    techniques = tuple(map(str, options.get("techniques", setting.techniques)))
     check_countable(batch, prompt + gen)
     if gen < 2:
-        raise InputError("gen must be at least 2, as techniques are weighed by a whole answer; got 1")
+        raise InputError("gen must be at least 2, because techniques are compared over a whole generation; got 1")
     if not setting.model.generates:
-        raise InputError(f"{setting.model.name} does not generate: techniques are weighed by a whole answer")
+        raise InputError(f"{setting.model.name} does not generate: techniques are compared over a whole generation")
     base = Evaluation(setting=setting, batch=size["batch"], prompt=size["prompt"], gen=size["gen"])
     names = [one.name for one in setting.techniques]
-    tried = [
+    changes = [
         change
-        for change in _changes(base, names, max_devices=most, larger=objective is Objective.THROUGHPUT)
-        if change.requires not in left_out
+        for change in _changes(base, names, max_devices=device_limit, larger=objective is Objective.THROUGHPUT)
+        if change.requires not in excluded
     ]
-    steps = len(tried) + _COMBINATIONS
-    trial = _Trial(base=base, objective=objective, tell=lambda done: progress(done, steps))
-    variants, refused = trial.alone(tried)
+    steps = len(changes) + _MAX_COMBINATIONS
+    trial = _Trial(base=base, objective=objective, report=lambda finished: progress(finished, steps))
+    variants, refused = trial.alone(changes)
     fitting = [one for one in variants if one.fits]
-    together = trial.together(variants, len(tried))
+    combined = trial.together(variants, len(changes))
     progress(steps, steps)
-    helps = {id(one): one.likely_gain > EQUAL or not base.fits for one in fitting}
+    helps = {id(one): one.likely_gain > MIN_GAIN or not base.fits for one in fitting}
     order = list(Requirement)
     return Advice(
-        wanted=objective, given=used, without=left_out, base=base,
-        together=tuple(sorted(together, key=lambda one: order.index(one.requires))),
+        wanted=objective, techniques=techniques, without=excluded, base=base,
+        together=tuple(sorted(combined, key=lambda one: order.index(one.requires))),
         alone=tuple(sorted((one for one in fitting if helps[id(one)]), key=lambda one: order.index(one.requires))),
-        idle=tuple(one for one in fitting if not helps[id(one)]),
-        large=tuple(one for one in variants if not one.fits),
-        refused=(*(pair for pair in techniques_to_choose(names) if pair[0].requires not in left_out), *refused),
+        no_gain=tuple(one for one in fitting if not helps[id(one)]),
+        too_large=tuple(one for one in variants if not one.fits),
+        refused=(*(pair for pair in techniques_to_choose(names) if pair[0].requires not in excluded), *refused),
         **size,
     )  # fmt: skip
 
@@ -191,39 +194,43 @@ def _changes(base: Evaluation, used: Sequence[str], *, max_devices: int, larger:
 class _Trial:
     """Changes to `base` and their gains.
 
-    tell  called with the number of changes and combinations done
+    report  called with the number of changes and combinations done
     """
 
     base: Evaluation
     objective: Objective
-    tell: Callable[[int], object]
+    report: Callable[[int], object]
 
     def alone(self, changes: Sequence[Change]) -> tuple[list[Variant], list[tuple[Change, str]]]:
         """Each change by itself, the best first; and those that are not possible, with the reason."""
         variants: list[Variant] = []
         refused: list[tuple[Change, str]] = []
-        for done, change in enumerate(changes, 1):
+        for finished, change in enumerate(changes, 1):
             try:
                 variants.append(evaluate(change, self.base, self.objective))
             except InputError as error:
                 refused.append((change, str(error)))
-            self.tell(done)
+            self.report(finished)
         return sorted(variants, key=lambda one: -one.likely_gain), refused
 
-    def together(self, variants: Sequence[Variant], done: int) -> tuple[Variant, ...]:
+    def together(self, variants: Sequence[Variant], finished: int) -> tuple[Variant, ...]:
         """Combinations of changes that help, which fit and are better than each of their parts, the best first.
 
         variants  each change by itself, the best first
-        done      changes that `tell` was told of
+        finished  changes that were reported
         """
-        helping = [one for one in variants if one.likely_gain > EQUAL and (one.fits or not self.base.fits)]
-        joined: list[Variant] = []
-        for place, variant in enumerate(self._combined(helping), done + 1):
-            joined += [variant] if variant and variant.fits else []
-            self.tell(place)
-        joined.sort(key=lambda one: -one.gain)
+        helping = [one for one in variants if one.likely_gain > MIN_GAIN and (one.fits or not self.base.fits)]
+        combined: list[Variant] = []
+        for finished_now, variant in enumerate(self._combined(helping), finished + 1):
+            combined += [variant] if variant and variant.fits else []
+            self.report(finished_now)
+        combined.sort(key=lambda one: -one.gain)
         best = {one.name: one.likely_gain * one.fits for one in variants}
-        better = [one for one in joined[:_EXPECTED] if one.likely_gain > max(best[c.name] for c in one.changes)]
+        better = [
+            one
+            for one in combined[:_MAX_EXPECTED_COMBINATIONS]
+            if one.likely_gain > max(best[c.name] for c in one.changes)
+        ]
         return tuple(sorted(better, key=lambda one: -one.likely_gain))
 
     def _combined(self, variants: Sequence[Variant]) -> Iterator[Variant | None]:
@@ -231,20 +238,20 @@ class _Trial:
         best: list[Change] = []
         for variant in variants:
             (change,) = variant.changes
-            if sum(other.group == change.group for other in best) < _OF_A_GROUP:
+            if sum(other.group == change.group for other in best) < _MAX_CHANGES_OF_GROUP:
                 best.append(change)
-        for count in range(2, TOGETHER + 1):
-            for changes in combinations(best[:_COMBINED], count):
+        for count in range(2, MAX_COMBINED_CHANGES + 1):
+            for changes in combinations(best[:_MAX_CANDIDATE_CHANGES], count):
                 exclusive = [change.group for change in changes if "techniques" not in change.options]
-                together = None
+                combination = None
                 if len(set(exclusive)) == len(exclusive):
                     with suppress(InputError):
-                        together = evaluate(changes, self.base, self.objective)
-                yield together
+                        combination = evaluate(changes, self.base, self.objective)
+                yield combination
 
 
 def _numbers(one: Evaluation) -> dict[str, Any]:
-    expected = one.expected.numbers() if one.expected else dict.fromkeys(_TIMES)
+    expected = one.expected.numbers() if one.expected else dict.fromkeys(_TIME_NAMES)
     return {
         **one.bounds.numbers(), **{f"expected_{name}": value for name, value in expected.items()},
         "memory_bytes": float(one.memory_bytes), "fits": bool(one.fits), "bound": one.decode_bound,

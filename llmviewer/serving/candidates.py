@@ -1,4 +1,4 @@
-"""Candidates of a plan: copies of a model on devices of one kind, evaluated in closed form."""
+"""Candidates of a plan: replicas of a model on devices of one kind, evaluated in closed form."""
 
 from __future__ import annotations
 
@@ -16,24 +16,31 @@ from ..parallel.layout import Layout
 from ..records import frozen
 from ..units import counted, fold, seconds, si
 from .load import Grid, Load, StepTimes
-from .steady_grid import FleetSteadyState, able_rates, most_within, sustained
+from .steady_grid import FleetSteadyState, max_rates_by_batch, most_within, sustained
 
-PRICES: Final = {By.COST: "USD/h", By.ENERGY: "W at TDP", By.DEVICES: "devices"}  # the first that is known is usual
+PRICES: Final = {
+    By.COST: "USD/h",
+    By.ENERGY: "W at TDP",
+    By.DEVICES: "devices",
+}  # the default is the first that is known
 
 
 @frozen(kw_only=True)
-class Readers:
-    """Copies of a model that read prompts for those that write the answers.
+class PrefillWorkers:
+    """Replicas of a model that only prefill, for others that only decode.
 
-    read_s  of a prompt, after it has waited `wait_s` on average; its cache travels for `transfer_s`
-    memory  needed over there is
+    copies      number of replicas
+    wait_s      mean wait of a prompt for a prefill [s]
+    prefill_s   time of a prefill [s]
+    transfer_s  time to send the KV cache of a prompt [s]
+    memory      required over available
     """
 
     hardware: Hardware
     layout: Layout
     copies: int
     wait_s: float
-    read_s: float
+    prefill_s: float
     transfer_s: float
     memory: float
 
@@ -44,25 +51,27 @@ class Readers:
 
 @frozen(kw_only=True)
 class Candidate:
-    """Copies of a model on devices of one kind, at the rate asked for shared out among them.
+    """Replicas of a model on devices of one kind that share an arrival rate.
 
-    readers      those that read prompts for them, so that they write answers alone; None where they do both
-    least        the same devices, precision and layout where steps take as long as their lower bounds; None where the
-                 times here are such, as nothing is expected of the kernels
-    quant        the precision as it was asked for, PUBLISHED where none was
-    copies       of the model, each laid out alike
-    limit        sequences at a time for which each copy has room: what it takes, or what serves most where no number
-                 serves the rate; `batch` is how many there are on average
-    utilization  of the time of each copy that reads prompts that it does so
-    rate_within  up to which all copies keep to what is asked of them [1/s]; nan where they do not at the rate asked for
-    max_rate     requests that all copies serve at most, however long they take; nearly so many wait for ever [1/s]
-    usd_per_h    of all devices; nan where a file has no price. `watts` likewise, at TDP
-    memory       needed over there is, at `limit`, where answers are written
-    unmodelled   part of the time of a decode step that is a bound, as nothing is expected of its kernels
+    prefill_workers  replicas that prefill for them, so that these only decode; None if each replica does both
+    at_bound     the candidate with the same devices, precision and layout at lower bounds; None if the times here are
+                 bounds, because no expected times of kernels are known
+    quant        precision as given; PUBLISHED if none was
+    copies       number of replicas, all with the same layout
+    limit        batch limit of each replica: the smallest that serves the rate, or the one with the highest rate if
+                 none does
+    batch        mean number of decoding sequences of each replica
+    utilization  fraction of the time in which each replica that prefills does so
+    rate_within  highest arrival rate within the targets [1/s]; nan if they are missed at the requested rate
+    max_rate     highest arrival rate that is stable, without targets [1/s]
+    usd_per_h    price of all devices; nan if unknown
+    watts        TDP of all devices; nan if unknown
+    memory       required over available on a device that decodes, at `limit`
+    unmodelled   share of the time of a decode step for which only a bound is known
     factor       what rules it out: "", "data type", "layout", "link", "memory", "rate", "batch", "time to first
-                 token", "time per token", or with readers "devices" or "network"
-    excess       over what is allowed or there; inf where that is no matter of degree
-    reason       both, in words; "" beside a factor where `excess` is not worked out further than that it is no less
+                 token", "time per token", or with prefill workers "devices" or "network"
+    excess       required over allowed or available; inf if that is not a quantity
+    reason       factor and excess in words; "" with a factor if `excess` is only a lower bound
     """
 
     hardware: Hardware
@@ -83,84 +92,93 @@ class Candidate:
     factor: str = ""
     excess: float = 1.0
     reason: str = ""
-    readers: Readers | None = None
-    least: Candidate | None = field(default=None, repr=False)
+    prefill_workers: PrefillWorkers | None = None
+    at_bound: Candidate | None = field(default=None, repr=False)
 
     @property
     def devices(self) -> int:
-        return self.copies * self.layout.devices + (self.readers.devices if self.readers else 0)
+        return self.copies * self.layout.devices + (self.prefill_workers.devices if self.prefill_workers else 0)
 
     @property
-    def kinds(self) -> tuple[Hardware, ...]:
-        """Of device: what reads prompts, where others do, and what writes answers."""
-        return (self.readers.hardware, self.hardware) if self.readers else (self.hardware,)
+    def device_kinds(self) -> tuple[Hardware, ...]:
+        """The device that prefills, if that is a separate one, and the device that decodes."""
+        prefill = self.prefill_workers
+        return (prefill.hardware, self.hardware) if prefill else (self.hardware,)
 
     @property
-    def kind(self) -> tuple[str, ...]:
-        """What tells it from candidates on other devices, or with readers."""
-        return tuple(one.name for one in self.kinds)
+    def device_names(self) -> tuple[str, ...]:
+        """Names of `device_kinds`, by which candidates are grouped."""
+        return tuple(device.name for device in self.device_kinds)
 
     def price(self, by: By) -> float:
-        """What is to be low, in PRICES; nan where unknown."""
+        """The measure to minimize, in the unit of PRICES; nan if unknown."""
         return {By.COST: self.usd_per_h, By.ENERGY: self.watts, By.DEVICES: float(self.devices)}[by]
 
 
-def judged(
-    devices: Sequence[Hardware], asked: tuple[str, Layout], times: StepTimes, needed: Grid, load: Load
+def evaluated(
+    devices: Sequence[Hardware], quant_layout: tuple[str, Layout], times: StepTimes, needed_bytes: Grid, load: Load
 ) -> Iterator[Candidate]:
-    """The closed form of the steady state for every device and number of copies, and what it is to be held to."""
-    quant, layout = asked
+    """A candidate for each device: the fewest replicas that meet the targets, or the number that comes closest.
+
+    quant_layout  precision and layout of a replica
+    needed_bytes  memory of a device for each limit of the batch, [batch]
+    """
+    quant, layout = quant_layout
     copies = np.arange(1.0, load.max_devices // layout.devices + 1)
-    memory = needed / np.array([[device.capacity] for device in devices])
+    memory = needed_bytes / np.array([[device.capacity] for device in devices])
     rates = np.broadcast_to(load.rate / copies, (len(devices), len(copies)))
-    able = able_rates(times, memory, load)
-    found = FleetSteadyState.of(rates, times, able, memory, load)
-    stable, over, fine = found.stable, found.over, found.fine
-    worst = reduce(np.maximum, over.values())
-    missed = np.where(stable | ~np.any(stable, axis=1, keepdims=True), worst, inf)  # more copies serve any rate
-    first = np.where(np.any(fine, axis=1), np.argmax(fine, axis=1), np.argmin(missed, axis=1))
+    batch_rates = max_rates_by_batch(times, memory, load)
+    state = FleetSteadyState.of(rates, times, batch_rates, memory, load)
+    stable, ratios, fine = state.stable, state.ratios, state.within_targets
+    worst = reduce(np.maximum, ratios.values())
+    any_stable = np.any(stable, axis=1, keepdims=True)
+    worst_stable = np.where(stable | ~any_stable, worst, inf)  # with enough replicas any rate is stable
+    first = np.where(np.any(fine, axis=1), np.argmax(fine, axis=1), np.argmin(worst_stable, axis=1))
     within = np.full(len(devices), nan)
     rows = np.flatnonzero(np.any(fine, axis=1))
     if len(rows):
-        own = rates[rows, first[rows]]
-        within[rows] = most_within(own, times.only(rows), able[rows], memory[rows], load)
+        first_rates = rates[rows, first[rows]]
+        within[rows] = most_within(first_rates, times.only(rows), batch_rates[rows], memory[rows], load)
     chosen = np.arange(len(devices)), first
-    most = found.most[:, 0].copy()
-    rows = np.flatnonzero(~stable[chosen] & (rates[chosen] <= most))
+    max_rates = state.max_rate[:, 0].copy()
+    rows = np.flatnonzero(~stable[chosen] & (rates[chosen] <= max_rates))
     if len(rows):
-        most[rows] = sustained(rates[rows, first[rows]], times.only(rows), able[rows], memory[rows], load)
+        max_rates[rows] = sustained(rates[rows, first[rows]], times.only(rows), batch_rates[rows], memory[rows], load)
     for row, device in enumerate(devices):
-        at_row = row, int(first[row])
-        count = int(copies[at_row[1]])
-        taken = [(device, count * layout.devices)]
-        factor = "" if fine[at_row] else max(over, key=lambda name: over[name][at_row])
+        place = row, int(first[row])
+        count = int(copies[place[1]])
+        device_counts = [(device, count * layout.devices)]
+        factor = "" if fine[place] else max(ratios, key=lambda name: ratios[name][place])
         one = Candidate(
-            hardware=device, quant=quant, layout=layout, copies=count, limit=int(load.limits[found.place[at_row]]),
-            batch=float(found.batch[at_row]), utilization=float(found.busy[at_row]),
-            ttft_s=float(found.ttft_s[at_row]), tpot_s=float(found.tpot_s[at_row]),
-            rate_within=float(within[row] * count), max_rate=float(most[row] * count),
-            memory=float(over["memory"][at_row]),
-            usd_per_h=usd_per_h(taken, load.years), watts=watts(taken),
+            hardware=device, quant=quant, layout=layout, copies=count, limit=int(load.limits[state.place[place]]),
+            batch=float(state.batch[place]), utilization=float(state.busy[place]),
+            ttft_s=float(state.ttft_s[place]), tpot_s=float(state.tpot_s[place]),
+            rate_within=float(within[row] * count), max_rate=float(max_rates[row] * count),
+            memory=float(ratios["memory"][place]),
+            usd_per_h=usd_per_h(device_counts, load.years), watts=watts(device_counts),
             unmodelled=float(times.unmodelled[row]), factor=factor,
-            excess=float(over[factor][at_row]) if factor else 1.0,
+            excess=float(ratios[factor][place]) if factor else 1.0,
         )  # fmt: skip
         yield replace(one, reason=_reason(one, load)) if factor else one
 
 
 def _reason(one: Candidate, load: Load) -> str:
-    most = f"{one.max_rate:.4g} requests/s at most"
+    """The factor that rules a candidate out, with its amount, in words."""
+    max_rate = f"at most {one.max_rate:.4g} requests/s"
     if one.factor == "memory":
-        there = one.hardware.capacity
-        slower = f" (room for {most})" if 0 < one.max_rate < load.rate else ""
+        capacity = one.hardware.capacity
+        slower = f" (sustains {max_rate})" if 0 < one.max_rate < load.rate else ""
         return (
-            f"memory: {si(one.memory * there)}B for {counted(one.limit, 'sequence')} at a time, {fold(one.memory)} the "
-            f"{si(there)}B of each device{slower}"
+            f"memory: {si(one.memory * capacity)}B for {counted(one.limit, 'concurrent sequence')}, "
+            f"{fold(one.memory)} the {si(capacity)}B of each device{slower}"
         )
     if one.factor == "batch":
-        return f"batch: {one.excess * load.limits[-1]:,.0f} sequences at a time, of {load.limits[-1]:,.0f} at most"
+        needed = one.excess * load.limits[-1]
+        return f"batch: needs {needed:,.0f} concurrent sequences; at most {load.limits[-1]:,.0f} allowed"
     if one.factor == "rate":
-        room = f" (memory for {one.limit:,} at a time on each copy)" if one.limit < load.limits[-1] else ""
-        return f"rate: {most} on {counted(one.devices, 'device')}{room}, of {load.rate:.4g} asked"
+        by_memory = one.limit < load.limits[-1]
+        batch_limit = f" (KV-cache capacity: {counted(one.limit, 'sequence')} per replica)" if by_memory else ""
+        return f"rate: {max_rate} on {counted(one.devices, 'device')}{batch_limit}; {load.rate:.4g} requested"
     value, goal = (
         (one.ttft_s, load.goals.ttft_s) if one.factor == "time to first token" else (one.tpot_s, load.goals.tpot_s)
     )

@@ -1,4 +1,4 @@
-"""The demand of requests on a copy: their lengths, and the time to read prompts beside decoding sequences."""
+"""The demand of requests on a replica: their lengths, and the time to prefill prompts while sequences decode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .policy import Policy
 from .steps import Steps
 from .traffic import Traffic
 
-_SAMPLES: Final = 128  # quantiles that stand for the lengths of all requests; groups of prompts likewise
+_SAMPLES: Final = 128  # quantiles of lengths, and groups of prompts, that represent all requests
 
 
 class Demand(NamedTuple):
@@ -46,7 +46,7 @@ class Demand(NamedTuple):
         count, passes = min(_SAMPLES, len(traffic)), traffic.progress.passes
         place = ((np.arange(count) + 0.5) * len(traffic) / count).astype(int)
         reads = traffic.prompt - steps.hit_tokens(traffic)
-        prompt, new, gen, taken = (
+        prompt, new, gen, sampled_passes = (
             np.sort(lengths)[place].astype(float) for lengths in (traffic.prompt, reads, traffic.gen, passes)
         )
         share = traffic.gen / np.sum(traffic.gen)
@@ -55,7 +55,7 @@ class Demand(NamedTuple):
         several = traffic.gen > 1
         middle = float(share @ (traffic.prompt + traffic.gen / 2))
         return cls(
-            prompt=prompt, new=new, gen=gen, passes=taken, groups=groups, shares=shares, read=read,
+            prompt=prompt, new=new, gen=gen, passes=sampled_passes, groups=groups, shares=shares, read=read,
             wanted=float(np.mean(passes)) - 1,
             often=float(np.mean((passes[several] - 1) / (traffic.gen[several] - 1))) if np.any(several) else nan,
             middle=middle, own=middle - float(share @ common),
@@ -68,13 +68,13 @@ def _grouped(lengths: Tokens, others: Tokens) -> tuple[Column, Column, Column]:
     Waiting grows with the squares, to which the few longest prompts contribute most.
     """
     order = np.argsort(lengths, kind="stable")
-    ordered, beside = lengths[order].astype(float), others[order].astype(float)
+    ordered, ordered_others = lengths[order].astype(float), others[order].astype(float)
     sums = np.cumsum(ordered**2)
     group = np.ceil(sums / sums[-1] * _SAMPLES - 1e-9).astype(int)
     counts = np.bincount(group)
-    found = counts > 0
-    means, further = (np.bincount(group, each)[found] / counts[found] for each in (ordered, beside))
-    return means, further, counts[found] / len(ordered)
+    nonempty = counts > 0
+    means, other_means = (np.bincount(group, each)[nonempty] / counts[nonempty] for each in (ordered, ordered_others))
+    return means, other_means, counts[nonempty] / len(ordered)
 
 
 class Prompts(NamedTuple):
@@ -104,9 +104,11 @@ def prompts_of(steps: Steps, lengths: Demand, policy: Policy, batch: Column) -> 
     """
     prompt, others = lengths.groups[:, None], batch[None, :] if policy.mixes else np.zeros((1, 1))
     new = lengths.read[:, None]
-    taken = steps.width * others
-    room = np.maximum(policy.budget - taken, 1) if policy.cuts else np.maximum(policy.budget, new + 0 * others)
-    part = np.minimum(new, room)
+    decode_tokens = steps.width * others
+    token_budget = (
+        np.maximum(policy.budget - decode_tokens, 1) if policy.cuts else np.maximum(policy.budget, new + 0 * others)
+    )
+    part = np.minimum(new, token_budget)
     parts = new / part
     decoding = steps.decoding_group(others, lengths.middle)
 
@@ -116,7 +118,7 @@ def prompts_of(steps: Steps, lengths: Demand, policy: Policy, batch: Column) -> 
 
     middle = prompt - (new - part) / 2
     each_s = step_s(part, middle)
-    count = room / part if policy.cuts else room // new
+    count = token_budget / part if policy.cuts else token_budget // new
     every_s = parts * each_s if np.all(count == 1) else parts * step_s(part, middle, count) / count
     rest = new - np.floor(parts) * part
     more_s = np.zeros(each_s.shape)
@@ -126,10 +128,10 @@ def prompts_of(steps: Steps, lengths: Demand, policy: Policy, batch: Column) -> 
     time_s, parts, more_s, every_s = (np.broadcast_to(a, shape) for a in (parts * each_s, parts, more_s, every_s))
     along = lengths.shares @ parts if policy.mixes else np.zeros(len(batch))
     mean = float(lengths.shares @ lengths.read)
-    together = np.maximum(room[0] / mean, 1) if policy.cuts else max(int(policy.budget // mean), 1)
+    prompts_per_step = np.maximum(token_budget[0] / mean, 1) if policy.cuts else max(int(policy.budget // mean), 1)
     means = (lengths.shares @ each for each in (time_s, time_s**2, more_s, every_s))
     time_s, square, more_s, every_s = means
-    if not policy.cuts and together == 1:
+    if not policy.cuts and prompts_per_step == 1:
         every_s = time_s
-    each = np.broadcast_to(mean / room[0], along.shape) if policy.shares else along / together
-    return Prompts(time_s, square, along, more_s, every_s, each, together)
+    each = np.broadcast_to(mean / token_budget[0], along.shape) if policy.shares else along / prompts_per_step
+    return Prompts(time_s, square, along, more_s, every_s, each, prompts_per_step)

@@ -24,30 +24,28 @@ from ..roofline import OperatorEstimate, PlannedOperator
 from ..techniques import Drafter
 from ..workload import Spans, Workload
 from .load import Grid, Load, StepTimes
-from .stages import among_experts, waiting_ranks
+from .stages import inside_experts, waiting_ranks
 from .step_times import decoding_group
 
 _MAX_HELD_TIMES: Final = 1 << 22  # distinct times of operators, of all devices, that are expected together: 32 MiB
-Key = tuple[Layout, str]  # and the name of a device
+Key = tuple[Layout, str]  # a layout, and the name of a device
 _AMOUNTS: Final = tuple(f.name for f in fields(OperatorEstimate) if f.type == "Num")
 
 
-class Needed(NamedTuple):
-    """Memory of a device for each limit of the batch, with whole requests cached, [batch]. [B]
+class MemoryNeeds(NamedTuple):
+    """Memory that a device needs for each limit of the batch, with the cache of whole requests, [batch]. [B]
 
-    whole    of a device that prefills and decodes
-    writing  of one that only decodes
-    reading  of one that only prefills, with the cache of another prompt on its way
+    prefill_only  includes the cache of another prompt that is being sent
     """
 
-    whole: Grid
-    writing: Grid
-    reading: float
+    prefill_and_decode: Grid
+    decode_only: Grid
+    prefill_only: float
 
-    def least(self, load: Load) -> float:
-        """Minimum memory for any part of the load. [B]"""
-        whole = float(np.min(self.whole))
-        return min(whole, float(np.min(self.writing)), self.reading) if load.disaggregated else whole
+    def minimum(self, load: Load) -> float:
+        """Minimum memory for any passes of the load. [B]"""
+        both_bytes = float(np.min(self.prefill_and_decode))
+        return min(both_bytes, float(np.min(self.decode_only)), self.prefill_only) if load.disaggregated else both_bytes
 
 
 class FleetRun(NamedTuple):
@@ -66,73 +64,75 @@ class Passes(NamedTuple):
     def points(self, read: Spans | None, step: Spans) -> Iterator[tuple[FleetRun, Spans, int]]:
         """Each graph with the points to evaluate it at, and the number of these, the first, that are prefills."""
         if read is None:
-            yield self.steps, _joined(step), 0
+            yield self.steps, _concatenated(step), 0
         elif self.prefills is self.steps:  # one graph: both at once
-            yield self.steps, _joined(read, step), np.size(read.q_len)
+            yield self.steps, _concatenated(read, step), np.size(read.q_len)
         else:
             yield self.prefills, read, np.size(read.q_len)
-            yield self.steps, _joined(step), 0
+            yield self.steps, _concatenated(step), 0
 
 
 class PassTimes(NamedTuple):
     """Times of passes, [device, point]. [s]
 
-    slowest     stage of a pipeline, or stream of computation or communication where two micro-batches overlap
-    alone       a step in which one rank prefills one prompt
-    unmodelled  share of the time for which only a bound is known
+    total           whole pass
+    slowest         slowest stage of a pipeline, or stream of computation or communication if two micro-batches overlap
+    single_prefill  a step in which one rank prefills one prompt
+    unmodelled      share of the time for which only a bound is known
     """
 
-    whole: Grid
+    total: Grid
     slowest: Grid
-    alone: Grid
+    single_prefill: Grid
     unmodelled: Grid
 
 
-class _Part(NamedTuple):
-    """Passes of one network at some points, of which `reads`, the first, are prefills.
+class _NetworkPasses(NamedTuple):
+    """Passes of one network at some points: prefills first, then decode steps.
 
-    turns     micro-batches of a decode step, in a pipeline or of two that overlap, [batch]
-    halves    micro-batches of a prefill step
-    drafting  whether the network is a draft model, whose bounds count where no kernel is known
+    prefill_count         number of points that are prefills
+    microbatches          of a decode step, in a pipeline or of two that overlap, [batch]
+    prefill_microbatches  of a prefill step
+    is_draft              whether the network is a draft model, whose bounds count if no kernel is known
     """
 
     run: FleetRun
     points: Spans
-    reads: int
-    turns: Grid
-    halves: int
-    drafting: bool
+    prefill_count: int
+    microbatches: Grid
+    prefill_microbatches: int
+    is_draft: bool
 
     @property
     def shape(self) -> tuple[int, ...]:
         return np.shape(self.points.batch)
 
-    def add(self, times: StepTimes, places: Sequence[int], took: PassTimes) -> None:
+    def add(self, times: StepTimes, places: Sequence[int], pass_times: PassTimes) -> None:
         """Adds the passes of devices to the times of their steps; those of the model come first."""
 
-        def after(before: Grid, own: Grid) -> Grid:
-            return before + own if self.drafting else own
+        def after(earlier_s: Grid, pass_s: Grid) -> Grid:
+            return earlier_s + pass_s if self.is_draft else pass_s
 
-        def steps(each: Grid) -> Grid:
-            """[device, pass, batch]"""
-            return each[..., self.reads :].reshape(*each.shape[:-1], -1, len(self.turns))
+        def decode_steps(each: Grid) -> Grid:
+            """Times of decode steps, [device, pass, batch]. [s]"""
+            return each[..., self.prefill_count :].reshape(*each.shape[:-1], -1, len(self.microbatches))
 
-        if self.reads:
-            slowest = self.halves * took.slowest
-            times.alone[places] = after(times.alone[places], took.alone)
+        if self.prefill_count:
+            slowest = self.prefill_microbatches * pass_times.slowest
+            times.alone[places] = after(times.alone[places], pass_times.single_prefill)
             times.every[places] = after(times.every[places], times.turns * slowest[..., 1] / times.together)
             times.one_by_one[places] = after(times.one_by_one[places], slowest[..., 0])
-        if took.whole.shape[-1] > self.reads:
-            each = np.maximum(steps(took.whole), self.turns * steps(took.slowest))
+        if pass_times.total.shape[-1] > self.prefill_count:
+            each = np.maximum(decode_steps(pass_times.total), self.microbatches * decode_steps(pass_times.slowest))
             times.step[places] = after(times.step[places], np.sum(each, axis=-2))
-            if not self.drafting:
-                times.unmodelled[places] = np.mean(took.unmodelled[..., self.reads :], axis=-1)
+            if not self.is_draft:
+                times.unmodelled[places] = np.mean(pass_times.unmodelled[..., self.prefill_count :], axis=-1)
 
 
-class _Launched(NamedTuple):
+class _FleetLaunches(NamedTuple):
     """A pass as equal launches on the devices at some places, [device, point]."""
 
-    part: _Part
+    passes: _NetworkPasses
     places: Sequence[int]
     kernels: Sequence[Kernels]
     launched: PassLaunches
@@ -140,33 +140,35 @@ class _Launched(NamedTuple):
     def expected(
         self, times: Mapping[str, Iterator[ExpectedLaunch | None]]
     ) -> Iterator[tuple[list[int], ExpectedPass]]:
-        """Passes on devices of which as much was measured, with their places.
+        """Passes on groups of devices on which the same kernels were measured, with the places of the devices.
 
-        times  of asked kernels, by the name of the device
+        times  of the kernels in the order of PassLaunches.kernel_bounds(), by the name of the device
         """
         count = sum(len(same[0].all_kernels) for same, *_ in self.launched.groups)
         groups: dict[object, list[tuple[int, Kernels, list[ExpectedLaunch | None]]]] = {}
-        for place, own in zip(self.places, self.kernels, strict=True):
-            each = [next(times[own.hardware.name]) for _ in range(count)]
+        for place, kernels_of_device in zip(self.places, self.kernels, strict=True):
+            each = [next(times[kernels_of_device.hardware.name]) for _ in range(count)]
             measured = tuple(time and time.source.startswith(CALIBRATED) for time in each)
-            groups.setdefault((own.launcher.per_query, measured), []).append((place, own, each))
+            groups.setdefault((kernels_of_device.launcher.per_query, measured), []).append(
+                (place, kernels_of_device, each)
+            )
         rows = {place: row for row, place in enumerate(self.places)}
         for group in groups.values():
             places, kernels, kernel_times = zip(*group, strict=True)
-            cores = np.array([[own.launcher.cores] for own in kernels])
+            cores = np.array([[kernels_of_device.launcher.cores] for kernels_of_device in kernels])
             launcher = replace(kernels[0].launcher, cores=cores)
             launched = self.launched.on_devices([rows[place] for place in places]) if len(groups) > 1 else self.launched
-            yield list(places), launcher.launch_all(launched, map(_column, zip(*kernel_times, strict=True)))
+            yield list(places), launcher.launch_all(launched, map(_device_columns, zip(*kernel_times, strict=True)))
 
 
 @frozen(kw_only=True)
 class Placement:
     """A setting on devices whose graphs differ in links and tiles alone.
 
-    model    passes of the model
-    drafter  proposes tokens before each decode step, by the passes `drafts`; None without a draft model
-    wirings  of each device, the links that its graphs depend on
-    able     places of the devices that have a unit for every data type
+    model     passes of the model
+    drafter   proposes tokens before each decode step, by the passes `drafts`; None without a draft model
+    wirings   the links that the graphs of each device depend on
+    runnable  places of the devices that have a unit for every data type
     """
 
     devices: tuple[Hardware, ...]
@@ -175,12 +177,12 @@ class Placement:
     drafter: Drafter | None
     drafts: Passes | None
     wirings: Sequence[object]
-    able: Sequence[int]
-    needed: Needed
+    runnable: Sequence[int]
+    needed: MemoryNeeds
 
     @property
     def ranks(self) -> int:
-        """Ranks of a copy that wait for each other."""
+        """Ranks of a replica that wait for each other."""
         return waiting_ranks(self.layout)
 
     def key(self, place: int) -> Key:
@@ -197,105 +199,121 @@ class Placement:
     def bounds(self, load: Load) -> StepTimes:
         """Lower bounds of all devices."""
         times = self.unknown(load)
-        for part in self._parts(load):
-            workload = Workload((part.points,))
-            for fleet in part.run.fleets:
-                values, shape = fleet.values(workload), (len(fleet.rows), *part.shape)
-                whole = np.broadcast_to(fleet.seconds(values), shape)
-                slowest = _slowest(fleet, values, shape) if self.layout.splits_batches else whole
-                rows = fleet.estimate(workload).operators if self._differs_alone(part) else ()
-                each = [np.broadcast_to(row.time_s, shape) for row in rows]
-                alone = self._alone(part, rows, each, whole, np.zeros(shape))
-                part.add(times, fleet.rows, PassTimes(whole, slowest, alone, np.ones(shape)))
+        for passes in self._network_passes(load):
+            workload = Workload((passes.points,))
+            for fleet in passes.run.fleets:
+                values, shape = fleet.values(workload), (len(fleet.rows), *passes.shape)
+                total_s = np.broadcast_to(fleet.seconds(values), shape)
+                slowest = _slowest_lane_s(fleet, values, shape) if self.layout.splits_batches else total_s
+                rows = fleet.estimate(workload).operators if self._single_prefill_differs(passes) else ()
+                operator_times = [np.broadcast_to(row.time_s, shape) for row in rows]
+                single_prefill_s = self._single_prefill_s(passes, rows, operator_times, total_s, np.zeros(shape))
+                passes.add(times, fleet.rows, PassTimes(total_s, slowest, single_prefill_s, np.ones(shape)))
         return times
 
-    def launched(self, load: Load, kernels: Callable[[str], Kernels], places: Sequence[int]) -> Iterator[_Launched]:
-        """Launches of the devices at some places that kernels can be laid out on, part by part."""
-        for part in self._parts(load):
-            workload = Workload((part.points,))
-            laid: dict[object, Sequence[KernelSequence]] = {}
-            known: dict[object, dict[object, KernelSequence]] = {}  # most launches do not depend on links
-            for fleet in part.run.fleets:
+    def launched(
+        self, load: Load, kernels: Callable[[str], Kernels], places: Sequence[int]
+    ) -> Iterator[_FleetLaunches]:
+        """Launches of the devices at some places whose kernels are known, network by network."""
+        for passes in self._network_passes(load):
+            workload = Workload((passes.points,))
+            sequences: dict[object, Sequence[KernelSequence]] = {}
+            shared_sequences: dict[object, dict[object, KernelSequence]] = {}  # most launches do not depend on links
+            for fleet in passes.run.fleets:
                 by_launches: dict[tuple[str, str, object], list[tuple[int, int, Kernels]]] = {}
                 for row, place in enumerate(fleet.devices):
-                    own = kernels(self.devices[place].name) if place in places else None
-                    if own and not isinstance(own.device, str):
-                        same = own.library, own.half, self.wirings[place]
-                        by_launches.setdefault(same, []).append((row, place, own))
+                    device_kernels = kernels(self.devices[place].name) if place in places else None
+                    if device_kernels and not isinstance(device_kernels.device, str):
+                        launch_key = device_kernels.library, device_kernels.half, self.wirings[place]
+                        by_launches.setdefault(launch_key, []).append((row, place, device_kernels))
                 operators = fleet.estimate(workload).operators if by_launches else ()
                 for key, group in by_launches.items():
                     rows, group_places, group_kernels = zip(*group, strict=True)
-                    if key not in laid:
-                        mine = _of_one(operators, part.run.graphs[group_places[0]], rows[0])
-                        laid[key] = group_kernels[0].launches_for(mine, workload, known.setdefault(key[:2], {}))
+                    if key not in sequences:
+                        estimates = _device_estimates(operators, passes.run.graphs[group_places[0]], rows[0])
+                        sequences[key] = group_kernels[0].launches_for(
+                            estimates, workload, shared_sequences.setdefault(key[:2], {})
+                        )
                     distinct = {id(op.busy_s): op for op in operators}
-                    bounds = {same: _rows(op.time_s, list(rows)) for same, op in distinct.items()}
+                    bounds = {launch_key: _rows(op.time_s, list(rows)) for launch_key, op in distinct.items()}
                     every = [bounds[id(op.busy_s)] for op in operators]
-                    launched = PassLaunches(operators=fleet.operators, launches=laid[key], bounds=every)
-                    yield _Launched(part, group_places, group_kernels, launched)
+                    launched = PassLaunches(operators=fleet.operators, launches=sequences[key], bounds=every)
+                    yield _FleetLaunches(passes, group_places, group_kernels, launched)
 
-    def add(self, times: StepTimes, part: _Part, places: Sequence[int], found: ExpectedPass) -> None:
-        """Adds the expected time of a part on some devices, if any kernel is known."""
-        if not (found.modelled or part.drafting):
+    def add(self, times: StepTimes, passes: _NetworkPasses, places: Sequence[int], expected_pass: ExpectedPass) -> None:
+        """Adds the expected time of passes on some devices, if any kernel is known."""
+        if not (expected_pass.modelled or passes.is_draft):
             return
-        shape = len(places), *part.shape
-        whole, taken, unmodelled = (
-            np.broadcast_to(each, shape) for each in (found.expected_s, found.core_time_s, found.unmodelled_share)
+        shape = len(places), *passes.shape
+        total_s, core_s, unmodelled = (
+            np.broadcast_to(each, shape)
+            for each in (expected_pass.expected_s, expected_pass.core_time_s, expected_pass.unmodelled_share)
         )
-        slowest = np.broadcast_to(found.slowest_s, shape) if self.layout.splits_batches else whole
-        rows = found.operators if self._differs_alone(part) else ()
-        each = [np.broadcast_to(one.expected, shape) for one in found.launches[: len(rows)]]
-        part.add(times, places, PassTimes(whole, slowest, self._alone(part, rows, each, whole, taken), unmodelled))
+        slowest = np.broadcast_to(expected_pass.slowest_s, shape) if self.layout.splits_batches else total_s
+        rows = expected_pass.operators if self._single_prefill_differs(passes) else ()
+        operator_times = [np.broadcast_to(one.expected, shape) for one in expected_pass.launches[: len(rows)]]
+        passes.add(
+            times,
+            places,
+            PassTimes(
+                total_s, slowest, self._single_prefill_s(passes, rows, operator_times, total_s, core_s), unmodelled
+            ),
+        )
 
-    def _parts(self, load: Load) -> Iterator[_Part]:
+    def _network_passes(self, load: Load) -> Iterator[_NetworkPasses]:
         """Passes of the model, then of its draft model."""
         layout, batches = self.layout, load.limits
-        halves = 2 if layout.two_batch_overlap and load.new > 1 else 1
-        reads = self._reads(load).times(1 / halves)
-        share, turns = (
-            np.broadcast_to(each, batches.shape)
-            for each in (layout.micro_batch_size(batches), layout.micro_batch_count(batches))
+        prefill_microbatches = 2 if layout.two_batch_overlap and load.new > 1 else 1
+        prefill_steps = self._prefill_points(load).times(1 / prefill_microbatches)
+        share, microbatches = (
+            np.broadcast_to(each, batches.shape) for each in (layout.micro_batch_size(batches), layout.micro_batch_count(batches))
         )
-        for points in self.model.points(reads, load.decoding_group(share)):
-            yield _Part(*points, turns, halves, drafting=False)
+        for points in self.model.points(prefill_steps, load.decoding_group(share)):
+            yield _NetworkPasses(*points, microbatches, prefill_microbatches, is_draft=False)
         if self.drafter and self.drafts:
             passes = zip(self.drafter.widths, self.drafter.before, strict=True)
-            drafting = _joined(*(decoding_group(width, share, load.middle + before) for width, before in passes))
-            for points in self.drafts.points(reads if self.drafter.reads else None, drafting):
-                yield _Part(*points, turns, halves, drafting=True)
+            drafting = _concatenated(*(decoding_group(width, share, load.middle + before) for width, before in passes))
+            for points in self.drafts.points(prefill_steps if self.drafter.reads else None, drafting):
+                yield _NetworkPasses(*points, microbatches, prefill_microbatches, is_draft=True)
 
-    def _alone(
+    def _single_prefill_s(
         self,
-        part: _Part,
+        passes: _NetworkPasses,
         rows: Sequence[OperatorEstimate | PlannedOperator],
-        each: Sequence[Grid],
-        whole: Grid,
-        taken: Grid,
+        operator_times: Sequence[Grid],
+        total_s: Grid,
+        core_s: Grid,
     ) -> Grid:
         """A step in which one rank prefills one prompt. [s]
 
-        whole, each  of the step and of a launch of each operator; of one micro-batch, if it is cut into two
-        taken        core time of the communication of a micro-batch, while the other computes
+        total_s         time of the step; of one micro-batch if it has two
+        operator_times  time of a launch of each operator
+        core_s          core time of the communication of a micro-batch, while the other computes
         """
         if not rows:
-            return whole[:, 0]
-        found: Grid = whole[:, 0] + _fewer(rows, each) if self.ranks > 1 else whole[:, 0]
-        if part.halves == 1:
-            return found
+            return total_s[:, 0]
+        single_s: Grid = total_s[:, 0] + _expert_excess_s(rows, operator_times) if self.ranks > 1 else total_s[:, 0]
+        if passes.prefill_microbatches == 1:
+            return single_s
         overlapped = (
-            row.block.repeat * one[:, 0] for row, one in zip(rows, each, strict=True) if row.operator.overlapped
+            row.block.repeat * one[:, 0]
+            for row, one in zip(rows, operator_times, strict=True)
+            if row.operator.overlapped
         )
-        sent = sum(overlapped, start=np.zeros(len(found)))
-        halves: Grid = np.maximum(found, part.halves * np.maximum(found - sent + taken[:, 0], sent))
-        return halves
+        communication_s = sum(overlapped, start=np.zeros(len(single_s)))
+        both_s: Grid = np.maximum(
+            single_s,
+            passes.prefill_microbatches * np.maximum(single_s - communication_s + core_s[:, 0], communication_s),
+        )
+        return both_s
 
-    def _differs_alone(self, part: _Part) -> bool:
-        """Whether a step in which one rank prefills takes another time than its launches one after another."""
-        return part.reads > 0 and (self.ranks > 1 or part.halves > 1)
+    def _single_prefill_differs(self, passes: _NetworkPasses) -> bool:
+        """Whether a step in which one rank prefills takes another time than the sum of its launches."""
+        return passes.prefill_count > 0 and (self.ranks > 1 or passes.prefill_microbatches > 1)
 
-    def _reads(self, load: Load) -> Spans:
-        """Prefill steps, [read]: of one prompt; of as many as one step takes; and, where ranks wait for each other, of
-        as many tokens as the experts of each receive of one prompt.
+    def _prefill_points(self, load: Load) -> Spans:
+        """Prefill steps, [point]: of one prompt; of as many as one step takes; and, if ranks wait for each other, of
+        as many tokens as the experts of each rank receive of one prompt.
         """
         new = float(load.new)
         tokens = np.array([new, new, *([new / self.ranks] if self.ranks > 1 else [])])
@@ -304,94 +322,95 @@ class Placement:
 
 
 def expected(
-    several: Sequence[tuple[Placement, Sequence[int]]], load: Load, kernels: Callable[[str], Kernels]
+    placed: Sequence[tuple[Placement, Sequence[int]]], load: Load, kernels: Callable[[str], Kernels]
 ) -> Iterator[StepTimes]:
-    """Expected times of each placement, at some of its places; nan where no kernel is known. The kernels of a device in
-    several of them are evaluated together.
+    """Expected times of each placement, at some of its places; nan if no kernel is known. The kernels of a device in
+    several placements are evaluated together.
 
-    kernels  of a device, by its name
+    kernels  kernels of a device, by its name
     """
-    times = [placement.unknown(load) for placement, _ in several]
-    waiting: list[tuple[int, _Launched]] = []
-    first, held = 0, 0
-    for number, (placement, places) in enumerate(several):
+    times = [placement.unknown(load) for placement, _ in placed]
+    pending: list[tuple[int, _FleetLaunches]] = []
+    first, held_times = 0, 0
+    for number, (placement, places) in enumerate(placed):
         for one in placement.launched(load, kernels, places):
-            waiting.append((number, one))
-            held += len({id(bound) for bound in one.launched.bounds}) * one.part.shape[0] * len(one.places)
-        if held < _MAX_HELD_TIMES and number < len(several) - 1:
+            pending.append((number, one))
+            held_times += len({id(bound) for bound in one.launched.bounds}) * one.passes.shape[0] * len(one.places)
+        if held_times < _MAX_HELD_TIMES and number < len(placed) - 1:
             continue
-        asked: dict[str, list[KernelBounds]] = {}
-        for _, one in waiting:
-            for row, own in enumerate(one.kernels):
-                asked.setdefault(own.hardware.name, []).extend(one.launched.kernel_bounds(row))
-        found = {name: kernels(name).times(each) for name, each in asked.items()}
-        for which, one in waiting:
-            for group, expected_pass in one.expected(found):
-                several[which][0].add(times[which], one.part, group, expected_pass)
+        kernels_by_device: dict[str, list[KernelBounds]] = {}
+        for _, one in pending:
+            for row, device_kernels in enumerate(one.kernels):
+                kernels_by_device.setdefault(device_kernels.hardware.name, []).extend(one.launched.kernel_bounds(row))
+        kernel_times = {name: kernels(name).times(each) for name, each in kernels_by_device.items()}
+        for place, one in pending:
+            for group, expected_pass in one.expected(kernel_times):
+                placed[place][0].add(times[place], one.passes, group, expected_pass)
         yield from times[first : number + 1]
-        first, waiting, held = number + 1, [], 0
+        first, pending, held_times = number + 1, [], 0
 
 
-def _joined(*several: Spans) -> Spans:
-    """The points of all, one after the other."""
+def _concatenated(*several: Spans) -> Spans:
+    """One sequence of points from several."""
     columns: dict[str, list[Grid]] = {"batch": [], "q_len": [], "kv_len": [], "logits": []}
     for one in several:
-        whole = np.broadcast_arrays(*(getattr(one, name) for name in columns))
-        for column, values in zip(columns.values(), whole, strict=True):
+        columns_of_points = np.broadcast_arrays(*(getattr(one, name) for name in columns))
+        for column, values in zip(columns.values(), columns_of_points, strict=True):
             column.append(values)
     return Spans(**{name: np.concatenate(column) for name, column in columns.items()})
 
 
-def _column(times: tuple[ExpectedLaunch | None, ...]) -> ExpectedLaunch | None:
+def _device_columns(times: tuple[ExpectedLaunch | None, ...]) -> ExpectedLaunch | None:
     """The time of a kernel on several devices, [device, point]; None if it is known on none of them."""
-    known = [time for time in times if time]
-    if not known:
+    known_times = [time for time in times if time]
+    if not known_times:
         return None
     columns: dict[str, Any] = {
-        name: np.array([getattr(time, name) for time in known]) for name in ("expected", "low", "high", "latency")
+        name: np.array([getattr(time, name) for time in known_times]) for name in ("expected", "low", "high", "latency")
     }
-    return replace(known[0], **columns)
+    return replace(known_times[0], **columns)
 
 
-def _fewer(rows: Sequence[OperatorEstimate | PlannedOperator], times: Sequence[Grid]) -> Grid:
-    """By how much longer experts work on the tokens of one rank than on those of all; negative. [s]
+def _expert_excess_s(rows: Sequence[OperatorEstimate | PlannedOperator], times: Sequence[Grid]) -> Grid:
+    """Excess time of experts on the tokens of one rank over their time on those of all ranks; negative. [s]
 
-    times  of a launch of each operator, [device, read]
+    times  time of a launch of each operator, [device, point]
     """
-    inside = among_experts([row.operator for row in rows])
+    inside = inside_experts([row.operator for row in rows])
     return sum(
         (
             row.block.repeat * (time[:, 2] - time[:, 0])
-            for row, time, own in zip(rows, times, inside, strict=True)
-            if own
+            for row, time, between in zip(rows, times, inside, strict=True)
+            if between
         ),
         start=np.zeros(len(times[0])),
     )
 
 
-def _slowest(fleet: Fleet, values: Any, shape: tuple[int, ...]) -> Grid:
-    """The slowest stream, [device, point]. [s]"""
+def _slowest_lane_s(fleet: Fleet, values: Any, shape: tuple[int, ...]) -> Grid:
+    """Time of the slowest stream, [device, point]. [s]"""
     times = (np.broadcast_to(lane.seconds(values), shape) for lane in fleet.lanes)
     return reduce(np.maximum, times)
 
 
-def _of_one(rows: Sequence[OperatorEstimate], graph: Graph, row: int) -> list[OperatorEstimate]:
-    """The estimate of one device of a fleet, which runs `graph`."""
-    amounts: dict[int, dict[str, Any]] = {}  # shared by operators, by identities of one of them
+def _device_estimates(rows: Sequence[OperatorEstimate], graph: Graph, row: int) -> list[OperatorEstimate]:
+    """Estimates of the operators of one device of a fleet, which runs `graph`."""
+    amounts: dict[int, dict[str, Any]] = {}  # operators share amounts; by identity of their times
     for each in rows:
         if id(each.busy_s) not in amounts:
-            own: dict[str, Any] = {name: _row(getattr(each, name), row) for name in _AMOUNTS}
+            device_amounts: dict[str, Any] = {name: _row(getattr(each, name), row) for name in _AMOUNTS}
             busy = {resource: _row(values, row) for resource, values in each.busy_s.items()}
-            amounts[id(each.busy_s)] = own | {"busy_s": busy}
+            amounts[id(each.busy_s)] = device_amounts | {"busy_s": busy}
     return [replace(each, operator=op, **amounts[id(each.busy_s)]) for each, (_, op) in zip(rows, graph, strict=True)]
 
 
 def _row(values: Num, row: int) -> Num:
+    """Values of one device, [point]; all devices may share them."""
     array = np.asarray(values)
     return values if array.ndim < 2 else array[row if len(array) > 1 else 0]
 
 
 def _rows(values: Num, rows: list[int]) -> Grid:
-    """[device, point], where devices may have equal values, and points one."""
+    """Values of some devices, [device, point]; all devices may share one row."""
     array = np.atleast_2d(np.asarray(values, dtype=float))
     return array[rows] if len(array) > 1 else np.repeat(array, len(rows), axis=0)

@@ -1,4 +1,4 @@
-"""A setting on many devices at once: groups of devices that run equal graphs, and why others cannot run it."""
+"""Placement of a setting on many devices at once: groups of devices that run equal graphs, and excluded devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..comparing.fleet import Known, fleets
+from ..comparing.fleet import WorkCache, fleets
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..graph import Graph
@@ -23,7 +23,7 @@ from ..records import frozen
 from ..setting import Setting
 from ..techniques import Drafter, overrides
 from ..transforms.flash_attention import flash_attention
-from .fleet_times import FleetRun, Needed, Passes, Placement
+from .fleet_times import FleetRun, MemoryNeeds, Passes, Placement
 from .load import Load
 
 
@@ -34,17 +34,18 @@ class _Graphs(NamedTuple):
     step: Graph
 
     def then(self, change: Callable[[Graph], Graph]) -> _Graphs:
+        """The graphs after a transform."""
         prefill = change(self.prefill)
         return _Graphs(prefill, prefill if self.step is self.prefill else change(self.step))
 
 
 @frozen(kw_only=True)
 class Excluded:
-    """A device that a setting is not laid out on.
+    """A device that a setting is not placed on.
 
     factor  what rules it out
     excess  lower bound of required over available
-    reason  in words; "" if it was not worked out further
+    reason  factor in words; "" if `excess` was not evaluated further
     """
 
     device: Hardware
@@ -54,54 +55,64 @@ class Excluded:
 
 
 def placements(
-    one: Setting, devices: Sequence[Hardware], load: Load, known: Known, *, large: bool
+    setting: Setting, devices: Sequence[Hardware], load: Load, work_cache: WorkCache, *, include_too_large: bool
 ) -> Iterator[Placement | Excluded]:
-    """A setting on the devices whose links, memory and units allow it, all at once; and the excluded devices.
+    """Placements of a setting on the devices whose links, memory and units allow it; and the excluded devices.
 
-    large  whether devices without memory for the smallest batch are laid out too
+    work_cache         cache of operators' work, shared between settings
+    include_too_large  whether devices without memory for the smallest batch are placed too
     """
-    for some in [[device] for device in devices] if _changes_launches(one) else [devices]:
-        yield from _together(one, some, load, known, large=large)
+    for group in [[device] for device in devices] if _changes_launches(setting) else [devices]:
+        yield from _placed_together(setting, group, load, work_cache, include_too_large=include_too_large)
 
 
-def _changes_launches(one: Setting) -> bool:
+def _changes_launches(setting: Setting) -> bool:
     """Whether techniques change fused attention or other launches, so that each device is placed by itself."""
-    return any(overrides(each, "lowered") for each in one.techniques)
+    return any(overrides(technique, "lowered") for technique in setting.techniques)
 
 
-def _together(
-    one: Setting, devices: Sequence[Hardware], load: Load, known: Known, *, large: bool
+def _placed_together(
+    setting: Setting, devices: Sequence[Hardware], load: Load, work_cache: WorkCache, *, include_too_large: bool
 ) -> Iterator[Placement | Excluded]:
     """Placement of devices whose graphs differ in links and tiles alone."""
-    joined: list[_Joined] = []
+    linked_devices: list[_DeviceLinks] = []
     for device in devices:
-        links = _links(device, one.layout)
+        links = _links(device, setting.layout)
         if isinstance(links, str):
             yield Excluded(device=device, factor="link", reason=links)
         else:
-            joined.append(links)
-    if not joined:
+            linked_devices.append(links)
+    if not linked_devices:
         return
-    first = joined[0].network.hardware
+    first = linked_devices[0].network.hardware
     try:
-        lowered = _Lowered.of(one, first)
+        lowered = _Lowered.of(setting, first)
     except InputError as error:
-        yield from (Excluded(device=each.network.hardware, factor="layout", reason=str(error)) for each in joined)
+        yield from (
+            Excluded(device=device_links.network.hardware, factor="layout", reason=str(error))
+            for device_links in linked_devices
+        )
         return
-    needed = _needed(one, lowered.tiled(first.on_chip_bytes), load)  # the same on all, as links hold nothing
-    able = []
-    for each in joined:
-        excess = needed.least(load) / each.network.hardware.capacity
-        if excess > 1 and not large:
-            yield Excluded(device=each.network.hardware, factor="memory", excess=excess)
+    needs = _memory_needs(
+        setting, lowered.tiled(first.on_chip_bytes), load
+    )  # equal on all devices: links need no memory
+    fitting = []
+    for device_links in linked_devices:
+        excess = needs.minimum(load) / device_links.network.hardware.capacity
+        if excess > 1 and not include_too_large:
+            yield Excluded(device=device_links.network.hardware, factor="memory", excess=excess)
         else:
-            able.append(each)
-    if able:
-        yield from _placed(lowered, able, needed, known)
+            fitting.append(device_links)
+    if fitting:
+        yield from _placement_of(lowered, fitting, needs, work_cache)
 
 
-class _Joined(NamedTuple):
-    """The links of a device in a layout, the device with their rates, and what its graphs depend on of them."""
+class _DeviceLinks(NamedTuple):
+    """Links of a device in a layout.
+
+    linked  the device with the rates of these links
+    wiring  the facts of the links that graphs depend on
+    """
 
     network: Network
     linked: Hardware
@@ -109,46 +120,57 @@ class _Joined(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 12)
-def _links(device: Hardware, layout: Layout) -> _Joined | str:
-    """The links of a device, or why it lacks them; cached, as every precision has the same."""
+def _links(device: Hardware, layout: Layout) -> _DeviceLinks | str:
+    """The links of a device, or why it lacks them. Cached, because they are the same in every precision."""
     try:
         network = Network.of(device, layout)
         linked = network.linked()
     except InputError as error:
         return str(error)
     domain, every = min(network.domain, layout.devices), network.members("", layout.devices, 1)
-    return _Joined(network, linked, (domain, every if domain < layout.devices else replace(every, outside="")))
+    return _DeviceLinks(network, linked, (domain, every if domain < layout.devices else replace(every, outside="")))
 
 
-def _placed(first: _Lowered, joined: Sequence[_Joined], needed: Needed, known: Known) -> Iterator[Placement | Excluded]:
+def _placement_of(
+    lowered: _Lowered, linked_devices: Sequence[_DeviceLinks], needs: MemoryNeeds, work_cache: WorkCache
+) -> Iterator[Placement | Excluded]:
     """Placement of devices with enough memory; and those of them that lack a unit for a data type.
 
-    first  graphs of one of the devices, on which those of others differ in links
+    lowered  graphs of one of the devices; those of the others differ in links
     """
-    networks, devices, wirings = zip(*joined, strict=True)
+    networks, devices, wirings = zip(*linked_devices, strict=True)
     distinct = dict(zip(wirings, networks, strict=True))
-    linked = {wiring: first.relinked(network) for wiring, network in distinct.items()}
+    lowered_by_wiring = {wiring: lowered.relinked(network) for wiring, network in distinct.items()}
     keys = [(wiring, device.on_chip_bytes) for wiring, device in zip(wirings, devices, strict=True)]
-    tiled = {(wiring, size): linked[wiring].tiled(size).then(known.shared) for wiring, size in dict.fromkeys(keys)}
-    own = [tiled[key] for key in keys]
-    model, refused = _passes([one.model for one in own], devices, known)
-    drafts, others = _passes([one.drafts for one in own if one.drafts], devices, known) if first.drafts else (None, {})
-    refused = {**others, **refused}
+    tiled = {
+        (wiring, size): lowered_by_wiring[wiring].tiled(size).then(work_cache.shared)
+        for wiring, size in dict.fromkeys(keys)
+    }
+    device_graphs = [tiled[key] for key in keys]
+    model, refused = _passes([one.model for one in device_graphs], devices, work_cache)
+    drafts, drafter_refused = (
+        _passes([one.drafts for one in device_graphs if one.drafts], devices, work_cache)
+        if lowered.drafts
+        else (None, {})
+    )
+    refused = {**drafter_refused, **refused}
     for place, reason in refused.items():
         yield Excluded(device=networks[place].hardware, factor="data type", reason=reason)
     yield Placement(
         devices=tuple(network.hardware for network in networks), layout=networks[0].layout, model=model,
-        drafter=first.drafter, drafts=drafts, needed=needed, wirings=wirings,
-        able=[place for place in range(len(networks)) if place not in refused],
+        drafter=lowered.drafter, drafts=drafts, needed=needs, wirings=wirings,
+        runnable=[place for place in range(len(networks)) if place not in refused],
     )  # fmt: skip
 
 
-def _passes(graphs: Sequence[_Graphs], devices: Sequence[Hardware], known: Known) -> tuple[Passes, dict[int, str]]:
+def _passes(
+    graphs: Sequence[_Graphs], devices: Sequence[Hardware], work_cache: WorkCache
+) -> tuple[Passes, dict[int, str]]:
     """Passes of a network, by the graphs of each device; and reasons, by place, for devices that lack a unit."""
 
-    def run(own: Sequence[Graph]) -> tuple[FleetRun, dict[int, str]]:
-        found, refused = fleets(own, devices, known)
-        return FleetRun(found, own), refused
+    def run(device_graphs: Sequence[Graph]) -> tuple[FleetRun, dict[int, str]]:
+        groups, refused = fleets(device_graphs, devices, work_cache)
+        return FleetRun(groups, device_graphs), refused
 
     prefills, refused = run([one.prefill for one in graphs])
     if graphs[0].step is graphs[0].prefill:
@@ -169,19 +191,20 @@ class _Lowered:
     flash: bool
 
     @classmethod
-    def of(cls, one: Setting, device: Hardware) -> _Lowered:
+    def of(cls, setting: Setting, device: Hardware) -> _Lowered:
         """Raises InputError where the layout does not divide a model."""
-        untouched = not _changes_launches(one)
-        untiled = replace(one, attention=AttentionMode.EAGER if untouched else one.attention, hardware=device)
-        drafter = next((found for each in one.techniques if (found := each.drafter(untiled))), None)
+        untouched = not _changes_launches(setting)
+        untiled = replace(setting, attention=AttentionMode.EAGER if untouched else setting.attention, hardware=device)
+        drafters = (each.drafter(untiled) for each in setting.techniques)
+        drafter = next((one for one in drafters if one), None)
         return cls(
             model=_Graphs(untiled.graph, untiled.decode_graph), drafter=drafter,
             drafts=_Graphs(drafter.network.graph, drafter.network.decode_graph) if drafter else None,
-            flash=one.attention is AttentionMode.FLASH and untouched,
+            flash=setting.attention is AttentionMode.FLASH and untouched,
         )  # fmt: skip
 
     def relinked(self, network: Network) -> _Lowered:
-        """The same on devices that differ in links alone."""
+        """The graphs on devices that differ in links alone."""
         layout = network.layout
         experts = network.members("ep", layout.ep, 1 if layout.ep <= layout.tp else layout.cp)  # as parallel() places
 
@@ -194,32 +217,36 @@ class _Lowered:
         return self.then(lambda graph: graph.map(one))
 
     def tiled(self, on_chip: float) -> _Lowered:
-        """The same with tiles of attention as large as the on-chip memory of a device. [B]"""
+        """The graphs with attention tiles for the on-chip memory of a device.
+
+        on_chip  size of that memory [B]
+        """
         return self.then(flash_attention(on_chip)) if self.flash else self
 
     def then(self, change: Callable[[Graph], Graph]) -> _Lowered:
+        """The graphs of both networks after a transform."""
         return replace(self, model=self.model.then(change), drafts=self.drafts and self.drafts.then(change))
 
 
-def _needed(one: Setting, lowered: _Lowered, load: Load) -> Needed:
-    """Memory of a device. Each rank holds the shared prefix of all prompts once."""
-    layout, shapes = one.layout, Shapes(step=one.step)
+def _memory_needs(setting: Setting, lowered: _Lowered, load: Load) -> MemoryNeeds:
+    """Memory that a device needs. Each rank holds the shared prefix of all prompts once."""
+    layout, shapes = setting.layout, Shapes(step=setting.step)
     model, drafts = lowered.model, lowered.drafts
-    beside: tuple[Footprint, ...] = ()
-    if drafts and any(each.auxiliary_graphs(one) for each in one.techniques):
-        beside = (replace(Footprint.of(drafts.step, layout=layout), shapes=shapes),)
-    footprint = replace(Footprint.of(model.prefill, model.step, layout), shapes=shapes, beside=beside)
-    prompt, gen, common = float(load.prompt), float(load.gen + load.width - 1), float(load.common)
-    weights, cache, _ = footprint.parts(batch=load.limits, prompt=prompt - common, gen=gen)
-    once = footprint.parts(batch=float(layout.dp), prompt=common, gen=0.0)[1] if common else 0.0
+    auxiliary: tuple[Footprint, ...] = ()
+    if drafts and any(each.beside(setting) for each in setting.techniques):
+        auxiliary = (replace(Footprint.of(drafts.step, layout=layout), shapes=shapes),)
+    footprint = replace(Footprint.of(model.prefill, model.step, layout), shapes=shapes, beside=auxiliary)
+    prompt, gen, shared_prefix = float(load.prompt), float(load.gen + load.width - 1), float(load.common)
+    weights, cache, _ = footprint.parts(batch=load.limits, prompt=prompt - shared_prefix, gen=gen)
+    prefix_cache = footprint.parts(batch=float(layout.dp), prompt=shared_prefix, gen=0.0)[1] if shared_prefix else 0.0
     lanes = float(layout.dp * layout.pp)
-    reading = footprint.parts(batch=lanes * load.together, prompt=float(load.new), gen=gen)[2]
-    writing = footprint.parts(batch=load.limits, prompt=1.0, gen=prompt + gen - 1)[2]
-    kept = weights + cache + once
-    fixed, read, _ = footprint.parts(batch=lanes, prompt=prompt - common, gen=0.0)
-    live = footprint.parts(batch=lanes, prompt=float(load.new), gen=0.0)[2]
-    return Needed(
-        whole=np.broadcast_to(kept + np.maximum(reading, writing), load.limits.shape),
-        writing=np.broadcast_to(kept + writing, load.limits.shape),
-        reading=float(fixed + 2 * read + once + live),
+    prefill_bytes = footprint.parts(batch=lanes * load.together, prompt=float(load.new), gen=gen)[2]
+    decode_bytes = footprint.parts(batch=load.limits, prompt=1.0, gen=prompt + gen - 1)[2]
+    resident = weights + cache + prefix_cache
+    fixed, prompt_cache, _ = footprint.parts(batch=lanes, prompt=prompt - shared_prefix, gen=0.0)
+    prompt_activations = footprint.parts(batch=lanes, prompt=float(load.new), gen=0.0)[2]
+    return MemoryNeeds(
+        prefill_and_decode=np.broadcast_to(resident + np.maximum(prefill_bytes, decode_bytes), load.limits.shape),
+        decode_only=np.broadcast_to(resident + decode_bytes, load.limits.shape),
+        prefill_only=float(fixed + 2 * prompt_cache + prefix_cache + prompt_activations),
     )  # fmt: skip

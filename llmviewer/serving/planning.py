@@ -38,10 +38,10 @@ from .steps import Steps
 
 QUANTS: Final = (PUBLISHED, "fp8", "fp8KV8", "W8A8", "W8A8KV8", "W4A16g128", "W4A8g128", "KV8")
 LAYOUTS: Final = ("", "tp=2", "tp=4", "tp=8", "tp=16", "pp=2", "tp=2 pp=2", "tp=4 pp=2")
-EXPERTS_ON: Final = (2, 4, 8, 16)  # devices that experts are shared out among, where they are as many on each
+EXPERT_DEVICES: Final = (2, 4, 8, 16)  # degrees of expert parallelism, tried if they divide the number of experts
 BATCHES: Final = tuple(sorted({*range(1, 33), *(round(32 * 2 ** (i / 6)) for i in range(1, 33))}))  # 64, to 1290
-_MOST_DEVICES: Final = 100_000
-_MOST_TRIED: Final = 300_000_000  # settings: half a minute
+_MAX_DEVICES: Final = 100_000
+_MAX_COMBINATIONS: Final = 300_000_000  # takes half a minute
 
 
 @document_options(FleetOptions)
@@ -64,115 +64,122 @@ def plan(
     prefill_hardware: Sequence[str | Hardware] | None = None,
     kv_transfer: str | None = None,
     kv_link: str | None = None,
-    progress: Callable[[int, int], object] = lambda done, settings: None,
+    progress: Callable[[int, int], object] = lambda finished, settings: None,
     **options: Unpack[FleetOptions],
 ) -> ServicePlan:
     """The cheapest way to serve `rate` requests per second within mean times `ttft` and `tpot` [s].
 
     prompt, gen       tokens of each request; requests arrive at random (Poisson)
     hardware          devices to choose from; None: shipped devices that are for sale, and those of the user's folder
-    max_devices       most devices of all copies together
-    layouts           layouts of one copy of the model, as in "tp=4 pp=2"; "": one device; None: usual_layouts()
+    max_devices       maximum devices of all replicas together
+    layouts           layouts of a replica, as in "tp=4 pp=2"; "": one device; None: default_layouts()
     quants            precisions to choose from
     batches           limits of concurrent sequences to choose from, besides 1
     by                "cost", "energy" (watts at TDP) or "devices"; None: the first of these that is known
     years             time of use over which a purchase price is spread, for devices without a cloud price
-    disaggregated     whether to also try separate copies for prefill and for decode
+    disaggregated     whether to also try separate prefill workers
     prefill_hardware  devices that may run prefills for any of `hardware`; None: the same device on both sides
     kv_transfer, kv_link  as in simulate()
     progress          called with the number of finished combinations of layout and precision, and of all
 
-    The options are of all settings, as in simulate(). `hardware_set` changes every device, or one, as in
-    "l40s:price.cloud=1 USD/h"; with `bound`, lower bounds have to meet the goals.
+    The options apply to all settings, as in simulate(). `hardware_set` changes every device, or one, as in
+    "l40s:price.cloud=1 USD/h"; with `bound`, lower bounds must meet the targets.
 
-    Prefills take precedence over decode steps (prefill-first), or run on separate copies; docs/serving.md has the
+    Prefills take precedence over decode steps (prefill-first), or run on separate workers; docs/serving.md has the
     closed forms.
 
-    Raises InputError where something given cannot be used.
+    Raises InputError if an argument is invalid.
     """
     arguments.check_numbers(rate=rate, ttft=ttft, tpot=tpot)
     arguments.check_positive(years=years)
-    given = arguments.with_defaults(options, FleetOptions)
-    library, engine, bound = given["library"], given["engine"], given["bound"]
-    arguments.check_bound_only(bound, library, engine, given["profiles"])
-    wanted = None if by is None else arguments.enum_member("by", by, PRICES)
-    apart = {"prefill_hardware": prefill_hardware, "kv_transfer": kv_transfer, "kv_link": kv_link}
-    _check_disaggregated(disaggregated, gen, apart)
-    when = arguments.enum_member("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
+    all_options = arguments.with_defaults(options, FleetOptions)
+    library, engine, bound = all_options["library"], all_options["engine"], all_options["bound"]
+    arguments.check_bound_only(bound, library, engine, all_options["profiles"])
+    measure = None if by is None else arguments.enum_member("by", by, PRICES)
+    disaggregated_options = {"prefill_hardware": prefill_hardware, "kv_transfer": kv_transfer, "kv_link": kv_link}
+    _check_disaggregated(disaggregated, gen, disaggregated_options)
+    transfer = arguments.enum_member("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
     link = arguments.enum_member("kv_link", kv_link or KvLink.SCALE_OUT, KvLink)
-    devices, readers, left = _devices(hardware, prefill_hardware, given["hardware_set"])
-    allowed = _some("quants", quants)
-    made = find_engine(engine, library) if engine else None
-    first = typical(made.name, devices) if made and made.whole else devices[0]
-    base = _base(model, first, made, given)
+    devices, prefill_devices, unavailable = _devices(hardware, prefill_hardware, all_options["hardware_set"])
+    precisions = _nonempty("quants", quants)
+    serving_engine = find_engine(engine, library) if engine else None
+    base_device = typical(serving_engine.name, devices) if serving_engine and serving_engine.whole else devices[0]
+    base = _base_setting(model, base_device, serving_engine, all_options)
     load = _load(
         base, rate=rate, prompt=prompt, gen=gen, goals=Goals(ttft_s=ttft, tpot_s=tpot), batches=batches,
         max_devices=max_devices, years=years, disaggregated=disaggregated,
     )  # fmt: skip
-    named = None if layouts is None else _some("layouts", layouts)
-    laid = _laid(base, named, load.max_devices)
-    by_name = {device.name: device for device in (*devices, *readers)}
+    named_layouts = None if layouts is None else _nonempty("layouts", layouts)
+    layouts_considered = _considered_layouts(base, named_layouts, load.max_devices)
+    by_name = {device.name: device for device in (*devices, *prefill_devices)}
     pairing = Pairing(
-        readers=frozenset(one.name for one in readers), writers=frozenset(one.name for one in devices),
-        overlapped=when is KvTransfer.OVERLAPPED, link=link,
+        prefill_devices=frozenset(device.name for device in prefill_devices),
+        decode_devices=frozenset(device.name for device in devices),
+        overlapped=transfer is KvTransfer.OVERLAPPED, link=link,
     )  # fmt: skip
 
     @cache
     def kernels(device: str) -> Kernels:
-        return Kernels(by_name[device], made.library if made else library, base.profiles, engine=made)
+        return Kernels(
+            by_name[device], serving_engine.library if serving_engine else library, base.profiles, engine=serving_engine
+        )
 
     search = Search(
-        load=load, devices=list(by_name.values()), settings=_settings(base, allowed, laid),
+        load=load, devices=list(by_name.values()), settings=_settings(base, precisions, layouts_considered),
         kernels=None if bound else kernels, pairing=pairing if disaggregated else None,
     )  # fmt: skip
-    if search.tried > _MOST_TRIED:
+    if search.combinations > _MAX_COMBINATIONS:
         raise InputError(
-            f"max_devices must make at most {_MOST_TRIED:,} combinations of devices, layouts, precisions, copies and "
-            f"batches; {load.max_devices} makes {search.tried:,}: lower it, or name a few devices to choose from"
+            f"max_devices must make at most {_MAX_COMBINATIONS:,} combinations of devices, layouts, precisions, "
+            f"replicas and batches; {load.max_devices} makes {search.combinations:,}: lower it, or name a few devices"
         )
-    found = list(search.candidates(progress))
-    if named is not None:
-        _check_divides(found, laid)
-    keeping = [one for one in found if not one.factor]
-    chosen = wanted or next((b for b in PRICES if any(not isnan(one.price(b)) for one in keeping)), By.COST)
-    order = partial(_order, chosen)
-    keeping.sort(key=order)
-    common = {
-        "model": model, "library": library, "engine": engine, "profiles": tuple(given["profiles"]),
-        "bound": bound or None, "hardware_set": tuple(given["hardware_set"]),
+    candidates = list(search.candidates(progress))
+    if named_layouts is not None:
+        _check_divides(candidates, layouts_considered)
+    within_targets = [one for one in candidates if not one.factor]
+    ranked_by = measure or next((b for b in PRICES if any(not isnan(one.price(b)) for one in within_targets)), By.COST)
+    order = partial(_ranking_key, ranked_by)
+    within_targets.sort(key=order)
+    shared_options = {
+        "model": model, "library": library, "engine": engine, "profiles": tuple(all_options["profiles"]),
+        "bound": bound or None, "hardware_set": tuple(all_options["hardware_set"]),
         "techniques": tuple(map(str, base.techniques)),
     }  # fmt: skip
+    cheapest = (_lowest_at_bound(candidates, order, disaggregated=separate) for separate in (False, True))
     return ServicePlan(
-        common=common, model=base.model, rate=rate, prompt=load.prompt, gen=load.gen, goals=load.goals, by=chosen,
-        asked_by=wanted, years=years, considered=len(by_name),
-        priced=sum(By.COST.known(device, years) for device in by_name.values()), left_out=left,
-        max_devices=load.max_devices, kv_transfer=when if disaggregated else None, kv_link=link,
-        quants=allowed, kernels=None if bound else made.title if made else library,
-        able=tuple(one for one in keeping if one.least or bound),
-        unmeasured=first_of_each([one for one in keeping if not (one.least or bound)]),
-        lowest=tuple(filter(None, (_lowest(found, order, apart=apart) for apart in (False, True)))),
-        rejected=tuple(search.closest(found)), tried=search.tried,
+        shared_arguments=shared_options, model=base.model, rate=rate, prompt=load.prompt, gen=load.gen,
+        goals=load.goals, by=ranked_by, requested_measure=measure, years=years, considered=len(by_name),
+        priced=sum(By.COST.known(device, years) for device in by_name.values()), unavailable=unavailable,
+        max_devices=load.max_devices, kv_transfer=transfer if disaggregated else None, kv_link=link,
+        quants=precisions, kernels=None if bound else serving_engine.title if serving_engine else library,
+        within_targets=tuple(one for one in within_targets if one.at_bound or bound),
+        unmeasured=first_of_each([one for one in within_targets if not (one.at_bound or bound)]),
+        lowest_at_bound=tuple(filter(None, cheapest)),
+        rejected=tuple(search.closest(candidates)), combinations=search.combinations,
     )  # fmt: skip
 
 
-def _base(model: str | Model, device: Hardware, made: Engine | None, options: FleetOptions) -> Setting:
+def _base_setting(model: str | Model, device: Hardware, engine: Engine | None, options: FleetOptions) -> Setting:
     """Base setting that the candidates vary.
 
-    Raises InputError where it cannot be served token by token, or where a technique makes no sense or says a precision.
+    Raises InputError if the model does not generate token by token, or if a technique does not apply or sets a
+    precision.
     """
-    own = made.name if made and made.whole else ""
+    engine_name = engine.name if engine and engine.whole else ""
     bare = Setting.of(
-        model, device, attention=made.attention if made else None, engine=own, library=options["library"],
+        model, device, attention=engine.attention if engine else None, engine=engine_name, library=options["library"],
         profiles=options["profiles"],
     )  # fmt: skip
     if not bare.model.generates or bare.model.is_encoder_decoder:
         raise InputError(
-            f"{bare.model.name} is not served token by token; plan is of models that continue their prompts"
+            f"{bare.model.name} does not generate token by token; plan needs a model that continues its prompts"
         )
     techniques = parse_techniques(options["techniques"])
-    for one in techniques:
-        if one.quant:
-            raise InputError(f"{one.name}: is {one.quant}, and plan tries precisions; give --quant {one.quant}")
+    for technique in techniques:
+        if technique.quant:
+            raise InputError(
+                f"{technique.name}: sets {technique.quant}, and plan tries precisions; give --quant {technique.quant}"
+            )
     return replace(bare, techniques=techniques).agreed()
 
 
@@ -188,14 +195,18 @@ def _load(
     years: float | None,
     disaggregated: bool,
 ) -> Load:
-    """Raises InputError for a number out of range."""
+    """The load of a base setting.
+
+    Raises InputError for a number out of range.
+    """
     if not 0 < rate < inf:
         raise InputError(f"rate must be a positive number of requests a second; got {rate:g}")
     tokens, steps = whole_number("prompt", prompt), Steps(base)
     return Load(
         rate=rate, prompt=tokens, gen=whole_number("gen", gen), known=float(steps.cached_tokens(tokens)),
         common=float(steps.shared_prefix_tokens(tokens)), leaves=steps.acceptance_probabilities, width=steps.width,
-        goals=goals, limits=_limits(batches), max_devices=_most(max_devices), years=years, disaggregated=disaggregated,
+        goals=goals, limits=_limits(batches), max_devices=_device_limit(max_devices), years=years,
+        disaggregated=disaggregated,
     )  # fmt: skip
 
 
@@ -212,21 +223,24 @@ def _limits(batches: Sequence[int]) -> Grid:
     return limits
 
 
-def _most(devices: int) -> int:
-    """Raises InputError unless the number of devices is from 1 to the maximum."""
+def _device_limit(devices: int) -> int:
+    """`devices` as an int.
+
+    Raises InputError unless it is from 1 to the maximum.
+    """
     count = whole_number("max_devices", devices)
-    if count > _MOST_DEVICES:
-        raise InputError(f"max_devices must be at most {_MOST_DEVICES}; got {count}")
+    if count > _MAX_DEVICES:
+        raise InputError(f"max_devices must be at most {_MAX_DEVICES}; got {count}")
     return count
 
 
-def _check_disaggregated(disaggregated: bool, gen: int, apart: Mapping[str, object]) -> None:
+def _check_disaggregated(disaggregated: bool, gen: int, disaggregated_options: Mapping[str, object]) -> None:
     """Raises InputError for arguments that would change nothing, or if no decode step follows the prefill."""
     if disaggregated and gen == 1:
-        raise InputError("gen must be at least 2 with disaggregated: the first token is of those that read; got 1")
-    for name, value in apart.items():
+        raise InputError("gen must be at least 2 with disaggregated: prefill workers generate the first token; got 1")
+    for name, value in disaggregated_options.items():
         if not disaggregated and value is not None:
-            raise InputError(f"{name} must be left out without disaggregated, where prompts are read elsewhere")
+            raise InputError(f"{name} must be left out without disaggregated, with which separate workers prefill")
 
 
 def _devices(
@@ -234,56 +248,69 @@ def _devices(
     prefill_hardware: Sequence[str | Hardware] | None,
     changes: Sequence[str],
 ) -> tuple[list[Hardware], list[Hardware], tuple[str, ...]]:
-    """Devices that decode: those named, each once, or all for sale; devices that prefill for them; and names of those
-    left out.
+    """Devices that decode, each once: those named, or all for sale; devices that prefill for them; and names of devices
+    that are not for sale.
     """
     arguments.check_lists(hardware_set=changes)
-    named = tuple(hardware_names()) if hardware is None else _some("hardware", hardware)
-    others = () if prefill_hardware is None else _some("prefill_hardware", prefill_hardware)
-    own = changes_by_device((*named, *others), changes)
-    found = [loaded(one, changed) for one, changed in zip((*named, *others), own, strict=True)]
-    devices, readers = ({one.name: one for one in some} for some in (found[: len(named)], found[len(named) :]))
-    left = unsold(devices.values()) if hardware is None else ()
-    return [device for name, device in devices.items() if name not in left], list(readers.values()), left
+    named = tuple(hardware_names()) if hardware is None else _nonempty("hardware", hardware)
+    named_prefill = () if prefill_hardware is None else _nonempty("prefill_hardware", prefill_hardware)
+    device_changes = changes_by_device((*named, *named_prefill), changes)
+    loaded_devices = [
+        loaded(one, changed) for one, changed in zip((*named, *named_prefill), device_changes, strict=True)
+    ]
+    devices, prefill_devices = (
+        {one.name: one for one in group} for group in (loaded_devices[: len(named)], loaded_devices[len(named) :])
+    )
+    unavailable = unsold(devices.values()) if hardware is None else ()
+    return (
+        [device for name, device in devices.items() if name not in unavailable],
+        list(prefill_devices.values()),
+        unavailable,
+    )
 
 
-def _some(name: str, values: Any) -> tuple[Any, ...]:
-    """Raises InputError where there are none."""
-    found = arguments.as_values(name, values)
-    if not found:
+def _nonempty(name: str, values: Any) -> tuple[Any, ...]:
+    """`values` as a tuple.
+
+    Raises InputError if it is empty.
+    """
+    entries = arguments.as_values(name, values)
+    if not entries:
         raise InputError(f"{name}: nothing to plan with")
-    return found
+    return entries
 
 
-def usual_layouts(graph: Graph) -> tuple[str, ...]:
-    """Default layouts; models with experts are also divided over numbers of devices that divide these."""
+def default_layouts(graph: Graph) -> tuple[str, ...]:
+    """Default layouts; for models with experts also the degrees of expert parallelism that divide their number."""
     linears = (op for block in graph.blocks for op in block.operators if isinstance(op, ExpertsLinear))
     experts = {op.weight.shape[0] for op in linears}
-    parts = [n for n in EXPERTS_ON if experts and not any(count % n for count in experts)]
-    return *LAYOUTS, *(f"{name}={n} ep={n}" for name in ("tp", "dp") for n in parts)
+    degrees = [n for n in EXPERT_DEVICES if experts and not any(count % n for count in experts)]
+    return *LAYOUTS, *(f"{name}={n} ep={n}" for name in ("tp", "dp") for n in degrees)
 
 
-def _laid(base: Setting, named: Sequence[str] | None, max_devices: int) -> list[Layout]:
+def _considered_layouts(base: Setting, named_layouts: Sequence[str] | None, max_devices: int) -> list[Layout]:
     """Layouts with enough devices, each once: those named, or the default ones to which the techniques apply.
 
     Raises InputError if there are none.
     """
-    every = list(dict.fromkeys(map(parse_layout, usual_layouts(base.graph) if named is None else named)))
-    if named is None:
-        every = [one for one in every if _agrees(replace(base, layout=one))]
+    layouts = list(
+        dict.fromkeys(map(parse_layout, default_layouts(base.graph) if named_layouts is None else named_layouts))
+    )
+    if named_layouts is None:
+        layouts = [one for one in layouts if _is_valid(replace(base, layout=one))]
     else:
-        for one in every:
+        for one in layouts:
             replace(base, layout=one).agreed()
-    fewest = min(one.devices for one in every)
-    if fewest > max_devices:
-        raise InputError(f"max_devices must be at least {fewest}, as many as the layouts given take; got {max_devices}")
-    return [one for one in every if one.devices <= max_devices]
+    fewest_devices = min(one.devices for one in layouts)
+    if fewest_devices > max_devices:
+        raise InputError(f"max_devices must be at least {fewest_devices}, which the layouts need; got {max_devices}")
+    return [one for one in layouts if one.devices <= max_devices]
 
 
-def _agrees(one: Setting) -> bool:
-    """Whether its techniques apply in its layout."""
+def _is_valid(setting: Setting) -> bool:
+    """Whether the techniques of a setting apply in its layout."""
     try:
-        one.agreed()
+        setting.agreed()
     except InputError:
         return False
     return True
@@ -298,28 +325,33 @@ def _settings(base: Setting, quants: Sequence[str], layouts: Sequence[Layout]) -
     }
 
 
-def _check_divides(found: Sequence[Candidate], layouts: Sequence[Layout]) -> None:
+def _check_divides(candidates: Sequence[Candidate], layouts: Sequence[Layout]) -> None:
     """Raises InputError if a layout does not divide the model in any precision."""
     for layout in layouts:
-        able = [one for one in found if one.layout == layout and one.factor != "link"]
-        if able and all(one.factor == "layout" for one in able):
-            raise InputError(able[0].reason.removeprefix("layout: "))
+        with_links = [one for one in candidates if one.layout == layout and one.factor != "link"]
+        if with_links and all(one.factor == "layout" for one in with_links):
+            raise InputError(with_links[0].reason.removeprefix("layout: "))
 
 
-def _lowest(
-    found: Sequence[Candidate], order: Callable[[Candidate], tuple[Any, ...]], *, apart: bool
+def _lowest_at_bound(
+    candidates: Sequence[Candidate], order: Callable[[Candidate], tuple[Any, ...]], *, disaggregated: bool
 ) -> Candidate | None:
-    """The cheapest candidate at the bound, with or without separate prefill copies."""
-    least = (one.least or one for one in found if bool(one.readers) is apart and (one.least or not one.factor))
-    return min(least, key=order, default=None)
+    """The cheapest candidate at the bound, with or without separate prefill workers."""
+    at_bound = (
+        one.at_bound or one
+        for one in candidates
+        if bool(one.prefill_workers) is disaggregated and (one.at_bound or not one.factor)
+    )
+    return min(at_bound, key=order, default=None)
 
 
-def _order(by: By, one: Candidate) -> tuple[float, int, tuple[float, ...], float]:
-    return unknown_last(one.price(by)), one.devices, _bits_less(one.quant), one.tpot_s
+def _ranking_key(by: By, candidate: Candidate) -> tuple[float, int, tuple[float, ...], float]:
+    """Sort key: price, devices, published precision and most bits, TPOT."""
+    return unknown_last(candidate.price(by)), candidate.devices, _negative_bits(candidate.quant), candidate.tpot_s
 
 
 @cache
-def _bits_less(quant: str) -> tuple[float, ...]:
+def _negative_bits(quant: str) -> tuple[float, ...]:
     """Negative bits of weights, activations and cache, as a sort key: fewer bits may lower quality."""
     scheme = parse_quantization(quant).scheme
     return tuple(-(fmt.bits if fmt else inf) for fmt in (scheme.weight, scheme.activation, scheme.kv_cache))

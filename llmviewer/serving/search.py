@@ -8,24 +8,24 @@ from itertools import count, groupby
 from math import isfinite
 from typing import Any, Final, NamedTuple
 
-from ..comparing.fleet import Known
+from ..comparing.fleet import WorkCache
 from ..devices.hardware import Hardware
 from ..expectation.kernels import Kernels
 from ..parallel.layout import Layout
 from ..records import frozen
 from ..setting import Setting
-from .candidates import Candidate, judged
+from .candidates import Candidate, evaluated
 from .fleet_times import Key, Placement, expected
 from .load import Load, StepTimes
-from .pairing import Pairing, Reader, paired
+from .pairing import Pairing, PrefillWorker, paired_candidates
 from .placement import Excluded, placements
 from .prefill_pool import moved_bytes
 
-_MAX_JUDGED: Final = 1 << 22  # numbers of copies and batches, of all devices, that are judged together
+_MAX_EVALUATED: Final = 1 << 22  # points (devices x replicas x batches) that are evaluated together
 
 
 class Timed(NamedTuple):
-    """Times of steps on the devices of a placement, and the places of those to judge."""
+    """Times of steps on the devices of a placement, and the places of the devices to evaluate."""
 
     placement: Placement
     places: Sequence[int]
@@ -36,9 +36,9 @@ class Timed(NamedTuple):
 class _Precision:
     """A model in one precision, in some layouts on some devices.
 
-    candidates  by layout and devices
+    candidates  by layout and names of devices
     bounds      placements with their lower bounds
-    paired      settings that prefill or decode in a pair that keeps to the goals at the bound
+    paired      settings that prefill or decode in a pair that meets the targets at the bound
     """
 
     quant: str
@@ -47,8 +47,8 @@ class _Precision:
     bounds: Sequence[Timed]
     paired: set[Key]
 
-    def keeping(self) -> Iterator[tuple[Placement, list[int]]]:
-        """Places of each placement that keep to the goals at the bound."""
+    def within_targets(self) -> Iterator[tuple[Placement, list[int]]]:
+        """Places of each placement that meet the targets at the bound."""
         for placement, places, _ in self.bounds:
             keys = map(placement.key, places)
             yield (
@@ -67,7 +67,7 @@ class Search:
 
     settings  by precision, as given, and layout
     kernels   of a device by its name; None for bounds only
-    pairing   of prefill copies with decode copies; None where all copies do both
+    pairing   of prefill with decode replicas; None if all replicas do both
     """
 
     load: Load
@@ -75,122 +75,139 @@ class Search:
     settings: Mapping[tuple[str, Layout], Setting]
     kernels: Callable[[str], Kernels] | None
     pairing: Pairing | None = None
-    known: Known = field(default_factory=Known)
+    known: WorkCache = field(default_factory=WorkCache)
 
     @property
-    def tried(self) -> int:
-        """Number of combinations of devices, layouts, precisions, copies and batches."""
+    def combinations(self) -> int:
+        """Number of combinations of devices, layouts, precisions, replicas and batches."""
         copies = sum(self.load.max_devices // layout.devices for _, layout in self.settings)
         return len(self.devices) * copies * len(self.load.limits)
 
     def candidates(self, progress: Callable[[int, int], object]) -> Iterator[Candidate]:
-        """Candidates of every setting on every device: the fewest copies that keep to the goals, or the closest ones.
+        """Candidates of every setting on every device: the fewest replicas that meet the targets, or the closest.
 
         progress  called with the number of finished settings, and of all
         """
-        done = count(1)
+        finished = count(1)
         by_quant = groupby(self.settings.items(), key=lambda item: item[0][0])
-        wanted = [(quant, [one for _, one in same], self.devices) for quant, same in by_quant]
-        for one in self._searched(wanted, large=False):
-            for _ in one.settings:
-                progress(next(done), len(self.settings))
-            yield from one.candidates.values()
+        groups = [(quant, [precision for _, precision in same], self.devices) for quant, same in by_quant]
+        for precision in self._searched(groups, include_too_large=False):
+            for _ in precision.settings:
+                progress(next(finished), len(self.settings))
+            yield from precision.candidates.values()
 
     def _searched(
-        self, wanted: Sequence[tuple[str, Sequence[Setting], Sequence[Hardware]]], *, large: bool
+        self, groups: Sequence[tuple[str, Sequence[Setting], Sequence[Hardware]]], *, include_too_large: bool
     ) -> Iterator[_Precision]:
-        """Candidates of each precision; those that keep to the goals at the bound are held to them as expected too.
+        """Candidates of each precision. Those that meet the targets at the bound are evaluated by expected times too.
 
         The kernels of a device are evaluated for all precisions together.
 
-        large  whether devices without memory for the smallest batch are worked out too
+        include_too_large  whether devices without memory for the smallest batch are evaluated too
         """
-        bounds = [self._bounded(quant, settings, devices, large=large) for quant, settings, devices in wanted]
+        bounds = [
+            self._bounded(quant, settings, devices, include_too_large=include_too_large)
+            for quant, settings, devices in groups
+        ]
         if not self.kernels:
             yield from bounds
             return
-        keeping = [list(one.keeping()) for one in bounds]
-        times = expected([pair for pairs in keeping for pair in pairs], self.load, self.kernels)
-        for one, pairs in zip(bounds, keeping, strict=True):
-            each = [(placement, places, next(times)) for placement, places in pairs]
-            likely = [Timed(laid, [p for p in places if isfinite(own.alone[p])], own) for laid, places, own in each]
-            again = {key: found for timed in likely for key, found in self._judged(one.quant, timed).items()}
-            if self.pairing and not large:
-                again |= self._paired(one.quant, one.settings[0], likely, self.pairing)[0]
-            least = one.candidates
-            kept = {key: replace(found, least=least[key]) for key, found in again.items() if not least[key].factor}
-            yield replace(one, candidates=least | kept)
+        within_targets = [list(one.within_targets()) for one in bounds]
+        times = expected([pair for pairs in within_targets for pair in pairs], self.load, self.kernels)
+        for one, pairs in zip(bounds, within_targets, strict=True):
+            timed_placements = [(placement, places, next(times)) for placement, places in pairs]
+            expected_times = [
+                Timed(laid, [p for p in places if isfinite(step_times.alone[p])], step_times)
+                for laid, places, step_times in timed_placements
+            ]
+            expected_candidates = {
+                key: candidate
+                for timed in expected_times
+                for key, candidate in self._evaluated(one.quant, timed).items()
+            }
+            if self.pairing and not include_too_large:
+                expected_candidates |= self._paired(one.quant, one.settings[0], expected_times, self.pairing)[0]
+            bound_candidates = one.candidates
+            replaced = {
+                key: replace(candidate, at_bound=bound_candidates[key])
+                for key, candidate in expected_candidates.items()
+                if not bound_candidates[key].factor
+            }
+            yield replace(one, candidates=bound_candidates | replaced)
 
     def _bounded(
-        self, quant: str, settings: Sequence[Setting], devices: Sequence[Hardware], *, large: bool
+        self, quant: str, settings: Sequence[Setting], devices: Sequence[Hardware], *, include_too_large: bool
     ) -> _Precision:
-        found: dict[Any, Candidate] = {}
+        candidates: dict[Any, Candidate] = {}
         bounds: list[Timed] = []
         for one in settings:
-            for each in placements(one, devices, self.load, self.known, large=large):
+            for each in placements(one, devices, self.load, self.known, include_too_large=include_too_large):
                 if isinstance(each, Excluded):
-                    found[one.layout, each.device.name] = _excluded(each, quant, one.layout)
+                    candidates[one.layout, each.device.name] = _excluded(each, quant, one.layout)
                 else:
-                    bounds.append(Timed(each, each.able, each.bounds(self.load)))
-                    found |= self._judged(quant, bounds[-1])
-        used: set[Key] = set()
-        if self.pairing and not large:
-            pairs, used = self._paired(quant, settings[0], bounds, self.pairing)
-            found |= pairs
-        return _Precision(quant=quant, settings=settings, candidates=found, bounds=bounds, paired=used)
+                    bounds.append(Timed(each, each.runnable, each.bounds(self.load)))
+                    candidates |= self._evaluated(quant, bounds[-1])
+        pair_keys: set[Key] = set()
+        if self.pairing and not include_too_large:
+            pairs, pair_keys = self._paired(quant, settings[0], bounds, self.pairing)
+            candidates |= pairs
+        return _Precision(quant=quant, settings=settings, candidates=candidates, bounds=bounds, paired=pair_keys)
 
-    def _judged(self, quant: str, timed: Timed, *, writing: bool = False) -> dict[Any, Candidate]:
-        """Each device as copies that prefill and decode, or that only decode."""
+    def _evaluated(self, quant: str, timed: Timed, *, decode_only: bool = False) -> dict[Any, Candidate]:
+        """Candidates of each device, whose replicas prefill and decode, or only decode."""
         placement, places, times = timed
-        load, needed = self.load, placement.needed.whole
-        if writing:
-            load, needed, times = load.writing, placement.needed.writing, times.writing
-        together = max(1, _MAX_JUDGED * placement.layout.devices // (load.max_devices * len(load.limits)))
-        found: dict[Any, Candidate] = {}
-        for start in range(0, len(places), together):
-            some = places[start : start + together]
-            devices = [placement.devices[place] for place in some]
-            each = judged(devices, (quant, placement.layout), times.only(some), needed, load)
-            found.update(zip(map(placement.key, some), each, strict=True))
-        return found
+        load, needed_bytes = self.load, placement.needed.prefill_and_decode
+        if decode_only:
+            load, needed_bytes, times = load.writing, placement.needed.decode_only, times.writing
+        devices_per_batch = max(1, _MAX_EVALUATED * placement.layout.devices // (load.max_devices * len(load.limits)))
+        candidates: dict[Any, Candidate] = {}
+        for start in range(0, len(places), devices_per_batch):
+            batch_places = places[start : start + devices_per_batch]
+            devices = [placement.devices[place] for place in batch_places]
+            each = evaluated(devices, (quant, placement.layout), times.only(batch_places), needed_bytes, load)
+            candidates.update(zip(map(placement.key, batch_places), each, strict=True))
+        return candidates
 
     def _paired(
-        self, quant: str, one: Setting, several: Sequence[Timed], pairing: Pairing
+        self, quant: str, setting: Setting, timed_placements: Sequence[Timed], pairing: Pairing
     ) -> tuple[dict[Any, Candidate], set[Key]]:
-        """Pairs of prefill copies and decode copies; and the settings of those that keep to the goals."""
+        """Pairs of prefill and decode replicas; and the settings of those that meet the targets."""
         decoders: dict[Any, Candidate] = {}
-        prefillers: list[Reader] = []
-        for placement, places, times in several:
-            decoding = [place for place in places if pairing.writes(placement.devices[place])]
-            decoders |= self._judged(quant, Timed(placement, decoding, times), writing=True)
-            prefilling = [place for place in places if pairing.reads(placement.devices[place])]
-            prefillers += Reader.each(placement, prefilling, times)
-        moved = float(moved_bytes(one, float(self.load.prompt)))
-        return paired(prefillers, list(decoders.values()), pairing, moved=moved, load=self.load)
+        prefillers: list[PrefillWorker] = []
+        for placement, places, times in timed_placements:
+            decoding = [place for place in places if pairing.decodes_on(placement.devices[place])]
+            decoders |= self._evaluated(quant, Timed(placement, decoding, times), decode_only=True)
+            prefilling = [place for place in places if pairing.prefills_on(placement.devices[place])]
+            prefillers += PrefillWorker.of_placement(placement, prefilling, times)
+        cache_bytes = float(moved_bytes(setting, float(self.load.prompt)))
+        return paired_candidates(prefillers, list(decoders.values()), pairing, cache_bytes=cache_bytes, load=self.load)
 
-    def closest(self, found: Sequence[Candidate]) -> list[Candidate]:
-        """For each device or pair that keeps to the goals in no setting, the candidate that comes closest; nearest
+    def closest(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """For each device or pair that misses the targets in every setting, the candidate that comes closest; nearest
         first.
 
-        A candidate without a reason is worked out if none comes closer: the others are then at least as far off.
+        A candidate without a reason is evaluated if none comes closer: the others are then at least as far off.
         """
-        served = {one.kind for one in found if not one.factor}
+        within_targets = {one.device_names for one in candidates if not one.factor}
         missed: dict[tuple[str, ...], dict[tuple[str, Layout], Candidate]] = {}
-        for one in found:
-            if one.kind not in served:
-                missed.setdefault(one.kind, {})[one.quant, one.layout] = one
+        for one in candidates:
+            if one.device_names not in within_targets:
+                missed.setdefault(one.device_names, {})[one.quant, one.layout] = one
         while True:
-            closest = [min(own.values(), key=_missed) for own in missed.values()]
-            further: dict[tuple[str, Layout], list[Hardware]] = {}
+            closest = [min(by_setting.values(), key=_closeness_key) for by_setting in missed.values()]
+            incomplete: dict[tuple[str, Layout], list[Hardware]] = {}
             for one in closest:
                 if not one.reason:
-                    further.setdefault((one.quant, one.layout), []).append(one.hardware)
-            if not further:
-                return sorted(closest, key=_missed)
-            wanted = [(quant, [self.settings[quant, layout]], own) for (quant, layout), own in further.items()]
-            for (quant, layout), each in zip(further, self._searched(wanted, large=True), strict=True):
+                    incomplete.setdefault((one.quant, one.layout), []).append(one.hardware)
+            if not incomplete:
+                return sorted(closest, key=_closeness_key)
+            groups = [
+                (quant, [self.settings[quant, layout]], by_setting)
+                for (quant, layout), by_setting in incomplete.items()
+            ]
+            for (quant, layout), each in zip(incomplete, self._searched(groups, include_too_large=True), strict=True):
                 for one in each.candidates.values():
-                    missed[one.kind][quant, layout] = one
+                    missed[one.device_names][quant, layout] = one
 
 
 def _excluded(one: Excluded, quant: str, layout: Layout) -> Candidate:
@@ -200,8 +217,8 @@ def _excluded(one: Excluded, quant: str, layout: Layout) -> Candidate:
     )
 
 
-def _missed(one: Candidate) -> tuple[bool, bool, float]:
-    """Distance from the goals: candidates that keep to them at the bound come closer than those that do not, and those
-    with enough memory closer than others.
+def _closeness_key(one: Candidate) -> tuple[bool, bool, float]:
+    """Sort key by distance from the targets: candidates that meet them at the bound come first, then those with enough
+    memory.
     """
-    return one.least is None, not one.max_rate > 0, one.excess
+    return one.at_bound is None, not one.max_rate > 0, one.excess

@@ -1,4 +1,4 @@
-"""A service plan: the settings that serve a load, and the cheapest of them."""
+"""The result of plan(): the settings that serve a load, and the cheapest of them."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from ..parameters import KvLink, KvTransfer
 from ..records import frozen
 from ..rows import Rows
 from ..transforms.quantize import PUBLISHED
-from .candidates import PRICES, Candidate, Readers
+from .candidates import PRICES, Candidate, PrefillWorkers
 from .load import POLICY
 from .outcome import Goals
 
 SCHEMA_VERSION: Final = 1  # of to_dict()
-_NUMBERS: Final = (
+_NUMBER_NAMES: Final = (
     "copies", "limit", "batch", "utilization", "ttft_s", "tpot_s", "rate_within", "max_rate", "memory", "usd_per_h",
     "watts", "unmodelled", "excess",
 )  # fmt: skip
-_WAYS: Final = {"together": False, "apart": True}  # of reading prompts and writing answers
-_BOUND: Final = ("copies", "ttft_s", "tpot_s", "rate_within", "max_rate", "usd_per_h", "watts")
+_DISAGGREGATED_KEYS: Final = {"together": False, "apart": True}  # whether prefill workers are separate
+_BOUND_NAMES: Final = ("copies", "ttft_s", "tpot_s", "rate_within", "max_rate", "usd_per_h", "watts")
 
 
 @frozen(kw_only=True, repr=False)
 class ServicePlan(Rows):
-    """The result of plan(). Every candidate has the fewest copies that meet the goals, or come closest to them.
+    """The result of plan(). Each candidate has the fewest replicas that meet the targets, or come closest to them.
 
     kernels      kernel library of expected times; "": the one with most measurements on each device; None: bounds only
-    able         candidates that meet the goals, cheapest first; at equal prices the published precision, then the one
-                 with the most bits; candidates without a price last
-    unmeasured   candidates that meet the goals at the bound, without expected times
-    lowest       the cheapest candidates at the bound, without and with separate prefill copies
-    rejected     for each other device, the candidate that comes closest to the goals; closest first
-    considered   number of devices considered; `priced` of them have a price
-    left_out     devices left out, as they were not named and are not for sale
-    kv_transfer  when caches are sent from prefill copies to decode copies, over `kv_link`; None: no separate copies
-    asked_by     the measure to minimize, as given; None if it was not given
-    tried        number of combinations of devices, layouts, precisions, copies and batches
-    common       arguments of plan() that simulate() has too
+    within_targets     candidates that meet the targets, cheapest first; at equal prices the published precision, then
+                       the one with the most bits; candidates without a price last
+    unmeasured         candidates that meet the targets at the bound, without expected times
+    lowest_at_bound    the cheapest candidates at the bound, without and with separate prefill workers
+    rejected           for each other device, the candidate that comes closest to the targets; closest first
+    considered         number of devices considered; `priced` of them have a price
+    unavailable        devices that were not considered because they are not for sale and were not named
+    kv_transfer        when KV caches are sent from prefill to decode workers, over `kv_link`; None: no separate workers
+    requested_measure  the measure to minimize, as given; None if it was not given
+    combinations       number of combinations of devices, layouts, precisions, replicas and batches
+    shared_arguments   arguments of plan() that simulate() has too
     """
 
     report: ClassVar = "plans"
@@ -56,22 +56,22 @@ class ServicePlan(Rows):
     gen: int
     goals: Goals
     by: By
-    asked_by: By | None
+    requested_measure: By | None
     years: float | None
     max_devices: int
     kv_transfer: KvTransfer | None
     kv_link: KvLink
     considered: int
     priced: int
-    left_out: tuple[str, ...]
+    unavailable: tuple[str, ...]
     quants: tuple[str, ...]
     kernels: str | None
-    able: tuple[Candidate, ...] = field(repr=False)
+    within_targets: tuple[Candidate, ...] = field(repr=False)
     unmeasured: tuple[Candidate, ...] = field(repr=False)
-    lowest: tuple[Candidate, ...] = field(repr=False)
+    lowest_at_bound: tuple[Candidate, ...] = field(repr=False)
     rejected: tuple[Candidate, ...] = field(repr=False)
-    tried: int
-    common: Mapping[str, Any] = field(repr=False)
+    combinations: int
+    shared_arguments: Mapping[str, Any] = field(repr=False)
 
     @property
     def unit(self) -> str:
@@ -80,110 +80,118 @@ class ServicePlan(Rows):
 
     @property
     def best(self) -> Candidate | None:
-        """The cheapest; None where none keeps to the goals, or none of them has a price."""
-        return next((one for one in self.able if not isnan(one.price(self.by))), None)
+        """The cheapest candidate; None if none that meets the targets has a price."""
+        return next((one for one in self.within_targets if not isnan(one.price(self.by))), None)
 
     @property
     def disaggregated(self) -> bool:
-        """Whether copies that only read prompts, beside others that only write answers, were tried too."""
+        """Whether separate prefill workers were tried too."""
         return self.kv_transfer is not None
 
     @property
-    def least(self) -> Candidate | None:
-        """The cheapest where steps take as long as their lower bounds: no kernels need less."""
-        return min(self.lowest, key=lambda one: unknown_last(one.price(self.by)), default=None)
+    def cheapest_at_bound(self) -> Candidate | None:
+        """The cheapest candidate at lower bounds; no kernels need less."""
+        return min(self.lowest_at_bound, key=lambda one: unknown_last(one.price(self.by)), default=None)
 
-    def best_of(self, *, apart: bool) -> Candidate | None:
-        """The cheapest of those with readers, or of those without."""
-        return next((one for one in self.able if bool(one.readers) is apart and not isnan(one.price(self.by))), None)
+    def best_of(self, *, disaggregated: bool) -> Candidate | None:
+        """The cheapest candidate with separate prefill workers, or without them."""
+        return next(
+            (
+                one
+                for one in self.within_targets
+                if bool(one.prefill_workers) is disaggregated and not isnan(one.price(self.by))
+            ),
+            None,
+        )
 
     def per_dollar(self, one: Candidate) -> float:
-        """Tokens written at the rate asked for; nan where a file has no price. [1/USD]"""
+        """Output tokens per dollar at the requested rate; nan if a price is unknown. [1/USD]"""
         return 3600 * self.rate * self.gen / one.usd_per_h
 
     def per_joule(self, one: Candidate) -> float:
-        """Likewise, at the TDP of all devices all the time. [1/J]"""
+        """Output tokens per joule at the requested rate and the TDP of all devices; nan if unknown. [1/J]"""
         return self.rate * self.gen / one.watts
 
     @property
-    def each(self) -> tuple[Candidate, ...]:
-        """The cheapest of every device, and of every pair, that keeps to the goals."""
-        return first_of_each(self.able)
+    def best_by_device(self) -> tuple[Candidate, ...]:
+        """The cheapest candidate of every device, and of every pair, that meets the targets."""
+        return first_of_each(self.within_targets)
 
     @property
     def unpriced(self) -> tuple[str, ...]:
-        """Devices that keep to the goals and have no price."""
-        kinds = (kind for one in self.each if isnan(one.price(self.by)) for kind in one.kinds)
+        """Devices that meet the targets and have no price."""
+        kinds = (kind for one in self.best_by_device if isnan(one.price(self.by)) for kind in one.device_kinds)
         return tuple(dict.fromkeys(kind.name for kind in kinds if not self.by.known(kind, self.years)))
 
     @property
     def front(self) -> tuple[Candidate, ...]:
-        """Pareto front of cost, power, devices, both times and the rate within the goals."""
-        if not self.able:
+        """Pareto front of cost, power, devices, both times and the rate within the targets."""
+        if not self.within_targets:
             return ()
-        least = np.array([
+        objectives = np.array([
             [*(unknown_last(one.price(by)) for by in PRICES), one.ttft_s, one.tpot_s, -one.rate_within]
-            for one in self.able
+            for one in self.within_targets
         ])  # fmt: skip
-        kept = []
-        for place, own in enumerate(least):
-            beaten = np.all(least <= own, axis=1) & np.any(least < own, axis=1)
-            same = np.all(least[:place] == own, axis=1)
-            if not np.any(beaten) and not np.any(same):
-                kept.append(self.able[place])
-        return tuple(kept)
+        optimal = []
+        for place, point in enumerate(objectives):
+            dominated = np.all(objectives <= point, axis=1) & np.any(objectives < point, axis=1)
+            duplicate = np.all(objectives[:place] == point, axis=1)
+            if not np.any(dominated) and not np.any(duplicate):
+                optimal.append(self.within_targets[place])
+        return tuple(optimal)
 
-    def simulation(self, one: Candidate) -> dict[str, Any]:
-        """The arguments of simulate() for a candidate: of one copy, with its part of the requests, or of all copies
-        where others read the prompts.
+    def simulation(self, candidate: Candidate) -> dict[str, Any]:
+        """The arguments of simulate() for a candidate: one replica with its share of the arrival rate, or all replicas
+        if prefill workers are separate.
         """
-        asked: dict[str, Any] = {
-            "rate": self.rate / one.copies, "prompt_lengths": str(self.prompt), "gen_lengths": str(self.gen),
-            "policy": POLICY, "max_batch": int(one.layout.rank_batch(one.limit)),
-            "quant": None if one.quant == PUBLISHED else one.quant,
-            "layout": str(one.layout) if one.layout.devices > 1 else None, "ttft": self.goals.ttft_s,
-            "tpot": self.goals.tpot_s, **self.common, "hardware_set": one.hardware.changes,
+        arguments: dict[str, Any] = {
+            "rate": self.rate / candidate.copies, "prompt_lengths": str(self.prompt), "gen_lengths": str(self.gen),
+            "policy": POLICY, "max_batch": int(candidate.layout.rank_batch(candidate.limit)),
+            "quant": None if candidate.quant == PUBLISHED else candidate.quant,
+            "layout": str(candidate.layout) if candidate.layout.devices > 1 else None, "ttft": self.goals.ttft_s,
+            "tpot": self.goals.tpot_s, **self.shared_arguments, "hardware_set": candidate.hardware.changes,
         }  # fmt: skip
-        if one.readers:
-            asked |= self._readers(one, one.readers)
-        given = {name: value for name, value in asked.items() if value not in (None, "", (), inf)}
-        return {"hardware": one.hardware.name, **given}
+        if candidate.prefill_workers:
+            arguments |= self._prefill_arguments(candidate, candidate.prefill_workers)
+        nonempty = {name: value for name, value in arguments.items() if value not in (None, "", (), inf)}
+        return {"hardware": candidate.hardware.name, **nonempty}
 
-    def _readers(self, one: Candidate, readers: Readers) -> dict[str, Any]:
-        """Arguments of simulate() that differ with separate prefill copies."""
-        others = {}
-        if readers.hardware.name != one.hardware.name:
-            changes = tuple(f"{kind.name}:{change}" for kind in one.kinds for change in kind.changes)
-            others = {"prefill_hardware": readers.hardware.name, "hardware_set": changes}
-        laid = str(readers.layout) if readers.layout.devices > 1 else "tp=1"
+    def _prefill_arguments(self, candidate: Candidate, workers: PrefillWorkers) -> dict[str, Any]:
+        """Arguments of simulate() that differ with separate prefill workers."""
+        device_arguments = {}
+        if workers.hardware.name != candidate.hardware.name:
+            changes = tuple(f"{kind.name}:{change}" for kind in candidate.device_kinds for change in kind.changes)
+            device_arguments = {"prefill_hardware": workers.hardware.name, "hardware_set": changes}
+        layout = str(workers.layout) if workers.layout.devices > 1 else "tp=1"
         return {
-            "rate": self.rate, "policy": None, "copies": one.copies, "readers": readers.copies,
-            "prefill_layout": None if readers.layout == one.layout else laid,
+            "rate": self.rate, "policy": None, "copies": candidate.copies, "readers": workers.copies,
+            "prefill_layout": None if workers.layout == candidate.layout else layout,
             "kv_transfer": str(self.kv_transfer) if self.kv_transfer is KvTransfer.OVERLAPPED else None,
-            "kv_link": str(self.kv_link) if self.kv_link is KvLink.SCALE_UP else None, **others,
+            "kv_link": str(self.kv_link) if self.kv_link is KvLink.SCALE_UP else None, **device_arguments,
         }  # fmt: skip
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One for each candidate that keeps to the goals, cheapest first, then those that do at the bound alone, and
-        those that do not.
+        """A row for each candidate: those that meet the targets, cheapest first, those that do at the bound without
+        expected times, and those that do not.
         """
         front = {id(one) for one in self.front}
-        for rank, one in enumerate((*self.able, *self.unmeasured, *self.rejected), 1):
-            least = one.least or one
+        for rank, one in enumerate((*self.within_targets, *self.unmeasured, *self.rejected), 1):
+            at_bound = one.at_bound or one
             yield finite({
-                "rank": rank if rank <= len(self.able) else None, "pareto": id(one) in front,
-                "expected": one.least is not None, "hardware": one.hardware.name,
+                "rank": rank if rank <= len(self.within_targets) else None, "pareto": id(one) in front,
+                "expected": one.at_bound is not None, "hardware": one.hardware.name,
                 "quant": one.quant, "layout": str(one.layout), "devices": one.devices or None,
-                **{name: getattr(one, name) for name in _NUMBERS},
-                **{f"bound_{name}": getattr(least, name) for name in _BOUND},
+                **{name: getattr(one, name) for name in _NUMBER_NAMES},
+                **{f"bound_{name}": getattr(at_bound, name) for name in _BOUND_NAMES},
                 "factor": one.factor or None, "reason": one.reason or None,
-                **(self._ways(one, least) if self.disaggregated else {}),
+                **(self._prefill_worker_columns(one, at_bound) if self.disaggregated else {}),
             })  # fmt: skip
 
-    def _ways(self, one: Candidate, least: Candidate) -> dict[str, Any]:
-        """Columns of a row if prefills may run on separate copies."""
+    def _prefill_worker_columns(self, one: Candidate, at_bound: Candidate) -> dict[str, Any]:
+        """Columns of a row if prefills may run on separate workers."""
         return {
-            **_of_readers(one), "bound_readers_copies": least.readers and least.readers.copies,
+            **_prefill_columns(one),
+            "bound_readers_copies": at_bound.prefill_workers and at_bound.prefill_workers.copies,
             "tokens_per_dollar": self.per_dollar(one), "tokens_per_joule_at_tdp": self.per_joule(one),
         }  # fmt: skip
 
@@ -193,7 +201,7 @@ class ServicePlan(Rows):
         return finite({
             "rate": self.rate, "prompt": self.prompt, "gen": self.gen, "by": str(self.by), "years": self.years,
             "max_devices": self.max_devices, "quants": list(self.quants),
-            "techniques": list(self.common["techniques"]), "kernels": self.kernels,
+            "techniques": list(self.shared_arguments["techniques"]), "kernels": self.kernels,
             **asdict(self.goals),
             **({"kv_transfer": self.kv_transfer, "kv_link": self.kv_link} if self.disaggregated else {}),
         })  # fmt: skip
@@ -201,46 +209,48 @@ class ServicePlan(Rows):
     def to_dict(self) -> dict[str, Any]:
         """The JSON document; docs/serving.md has its keys."""
         rows = list(self.rows())
-        able, known = len(self.able), len(self.able) + len(self.unmeasured)
+        within_targets, with_bounds = len(self.within_targets), len(self.within_targets) + len(self.unmeasured)
 
         def row_of(best: Candidate | None) -> dict[str, Any] | None:
-            return next((row for row, one in zip(rows, self.able, strict=False) if one is best), None)
+            return next((row for row, one in zip(rows, self.within_targets, strict=False) if one is best), None)
 
+        cheapest, kinds = self.cheapest_at_bound, _DISAGGREGATED_KEYS.items()
+        best_of_kinds = {f"best_{name}": row_of(self.best_of(disaggregated=separate)) for name, separate in kinds}
         return finite({
             "schema_version": SCHEMA_VERSION,
             "llmviewer_version": __version__,
             "model": self.model.name,
             "inputs": self.inputs,
-            "tried": self.tried, "considered": self.considered, "priced": self.priced, "left_out": list(self.left_out),
+            "tried": self.combinations, "considered": self.considered, "priced": self.priced,
+            "left_out": list(self.unavailable),
             "best": row_of(self.best),
-            **({f"best_{name}": row_of(self.best_of(apart=apart)) for name, apart in _WAYS.items()}
-               if self.disaggregated else {}),
-            "least": None if self.least is None else {
-                "hardware": self.least.hardware.name, "quant": self.least.quant, "layout": str(self.least.layout),
-                "devices": self.least.devices, **{name: getattr(self.least, name) for name in _BOUND},
-                **(_of_readers(self.least) if self.disaggregated else {}),
+            **(best_of_kinds if self.disaggregated else {}),
+            "least": None if cheapest is None else {
+                "hardware": cheapest.hardware.name, "quant": cheapest.quant, "layout": str(cheapest.layout),
+                "devices": cheapest.devices, **{name: getattr(cheapest, name) for name in _BOUND_NAMES},
+                **(_prefill_columns(cheapest) if self.disaggregated else {}),
             },
-            "candidates": rows[:able],
-            "unmeasured": rows[able:known],
-            "rejected": rows[known:],
+            "candidates": rows[:within_targets],
+            "unmeasured": rows[within_targets:with_bounds],
+            "rejected": rows[with_bounds:],
         })  # fmt: skip
 
 
-def _of_readers(one: Candidate) -> dict[str, Any]:
-    """Prefill copies of a candidate, and the parts of its time to first token; None without separate ones."""
-    read = one.readers
-    own = (read.hardware.name, str(read.layout), read.copies, read.memory) if read else (None,) * 4
-    times = (read.wait_s, read.read_s, read.transfer_s) if read else (None,) * 3
+def _prefill_columns(one: Candidate) -> dict[str, Any]:
+    """Prefill workers of a candidate, and the parts of its time to first token; None without separate workers."""
+    prefill = one.prefill_workers
+    workers = (prefill.hardware.name, str(prefill.layout), prefill.copies, prefill.memory) if prefill else (None,) * 4
+    times = (prefill.wait_s, prefill.prefill_s, prefill.transfer_s) if prefill else (None,) * 3
     names = ("readers_hardware", "readers_layout", "readers_copies", "readers_memory", "wait_s", "read_s", "transfer_s")
-    return dict(zip(names, (*own, *times), strict=True))
+    return dict(zip(names, (*workers, *times), strict=True))
 
 
 def first_of_each(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """The first of every device, and of every pair."""
-    found: dict[tuple[str, ...], Candidate] = {}
+    """The first candidate of every device, and of every pair."""
+    first: dict[tuple[str, ...], Candidate] = {}
     for one in candidates:
-        found.setdefault(one.kind, one)
-    return tuple(found.values())
+        first.setdefault(one.device_names, one)
+    return tuple(first.values())
 
 
 def unknown_last(price: float) -> float:

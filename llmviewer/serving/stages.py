@@ -1,4 +1,4 @@
-"""Times of pipeline stages for a step that all waiting ranks take together.
+"""Times of pipeline stages in a step of all ranks that wait for each other.
 
 Attention and dense layers take as long as on the busiest rank, experts as long as the tokens of all ranks need.
 """
@@ -33,11 +33,11 @@ _LENGTHS: Final = 64  # contexts at which decode steps are tabulated, linear in 
 
 
 def waiting_ranks(layout: Layout) -> int:
-    """Ranks of data parallelism that wait for each other in every step, as each has experts for the tokens of all."""
+    """Number of data-parallel ranks that wait for each other in every step: each has experts for the tokens of all."""
     return layout.dp if layout.ep > layout.tp else 1
 
 
-def among_experts(operators: Iterable[Operator]) -> list[bool]:
+def inside_experts(operators: Iterable[Operator]) -> list[bool]:
     """Whether each operator is between the dispatch of tokens to experts of other ranks and their combination."""
     travels = [isinstance(op, AllToAll) for op in operators]
     ways = accumulate(travels)
@@ -79,13 +79,14 @@ class _Cached:
 class Stage:
     """A stage of a pipeline, or a whole model.
 
-    own     launches of each rank for its own sequences
-    shared  launches of experts for the tokens of all ranks; None where no ranks wait for each other
-    sent    communication that the other micro-batch's computation overlaps; None where steps are not cut in two
-    taken   core time of that communication; None at the bound
-    ranks   that wait for each other
-    width   tokens of each decoding sequence in a step
-    drafts  passes of the draft model before a decode step; None without one
+    own      launches of each rank for its own sequences
+    shared   launches of experts for the tokens of all ranks; None if no ranks wait for each other
+    sent     communication that overlaps with the computation of the other micro-batch; None without two micro-batches
+    taken    core time of that communication; None at the bound
+    ranks    number of ranks that wait for each other
+    longest  maximum context of a sequence
+    width    tokens of each decoding sequence in a step
+    drafts   passes of the draft model before a decode step; None without one
     """
 
     own: BoundTimes
@@ -102,13 +103,14 @@ class Stage:
     def each(cls, setting: Setting, kernels: Kernels | None, ranks: int, width: int) -> tuple[Stage, ...]:
         """The stages of a setting, with expected times of `kernels`; with lower bounds if that is None."""
         longest = setting.model.max_context or 1 << 17
-        of = partial(cls._of, kernels=kernels, ranks=ranks, longest=longest)
+        stage = partial(cls._of, kernels=kernels, ranks=ranks, longest=longest)
         plans: Iterable[tuple[Plan, Plan]] = zip(setting.plan.stages, setting.decode_plan.stages, strict=True)
         if setting.decode_plan is setting.plan:
             plans = ((one, one) for one, _ in plans)
-        drafter = next((found for one in setting.techniques if (found := one.drafter(setting))), None)
-        drafts = Drafts.of(drafter, of) if drafter else None
-        return tuple(replace(of(*pair, width=width), drafts=drafts) for pair in plans)
+        drafters = (technique.drafter(setting) for technique in setting.techniques)
+        drafter = next((one for one in drafters if one), None)
+        drafts = Drafts.of(drafter, stage) if drafter else None
+        return tuple(replace(stage(*pair, width=width), drafts=drafts) for pair in plans)
 
     @classmethod
     def _of(
@@ -116,53 +118,55 @@ class Stage:
     ) -> Stage:
         host = kernels.host if kernels else IDLE
 
-        def some(experts: bool | None, *, beside: bool = False) -> BoundTimes:
-            one = _part(plan, experts, beside)
-            other = one if decode_plan is plan else _part(decode_plan, experts, beside)
-            return ExpectedStepTimes(one, other, width, kernels) if kernels else BoundTimes(one, other, width)
+        def times_of(experts: bool | None, *, overlapped: bool = False) -> BoundTimes:
+            prefill = _selected_plan(plan, experts, overlapped)
+            decode = prefill if decode_plan is plan else _selected_plan(decode_plan, experts, overlapped)
+            return ExpectedStepTimes(prefill, decode, width, kernels) if kernels else BoundTimes(prefill, decode, width)
 
-        sent = some(None, beside=True) if any(row.operator.overlapped for row in plan.operators) else None
+        sent = times_of(None, overlapped=True) if any(row.operator.overlapped for row in plan.operators) else None
         return cls(
-            own=some(None if ranks == 1 else False),
-            shared=None if ranks == 1 else some(True),
+            own=times_of(None if ranks == 1 else False),
+            shared=None if ranks == 1 else times_of(True),
             sent=sent,
             taken=sent.of_cores if isinstance(sent, ExpectedStepTimes) else None,
             ranks=ranks, host=host, longest=longest, width=width,
         )  # fmt: skip
 
     def alike_s(self, groups: Groups, *, decodes: bool = False) -> Num:
-        """A step in which every rank has these groups to prefill or decode; their fields may be arrays. [s]
+        """Time of a step in which every rank has the same groups to prefill or decode; fields may be arrays. [s]
 
-        decodes  nothing is prefilled, so that the launches are those of steps that only decode
+        decodes  whether nothing is prefilled, so that the launches are those of steps that only decode
         """
-        halves = self._halves(_tokens(groups))
-        own = self._divided(groups, halves)
-        whole = self._whole([part.time_s(own, decodes=decodes) for part in self._timed], halves, groups, decodes)
-        return whole + self.drafts.alike_s(*self._apart(groups)) if self.drafts else whole
+        microbatches = self._halves(_token_count(groups))
+        own_groups = self._divided(groups, microbatches)
+        step_s = self._whole(
+            [part.time_s(own_groups, decodes=decodes) for part in self._timed], microbatches, groups, decodes
+        )
+        return step_s + self.drafts.alike_s(*self._by_kind(groups)) if self.drafts else step_s
 
     def time_s(self, ranks: Sequence[Groups], *, decodes: bool = False) -> float:
-        """A step in which each rank has other groups, or none; decode steps are interpolated. [s]"""
+        """Time of a step in which ranks have different groups, or none; decode steps are interpolated. [s]"""
         busy = [groups for groups in ranks if groups]
-        tokens = [float(_tokens(groups)) for groups in busy] if self.shared or self.sent else []
-        halves = int(self._halves(max(tokens))) if self.sent else 1
-        each = [self._divided(groups, halves) for groups in busy] if self.sent else busy
-        own = [self._own.time_s(groups, decodes=decodes) for groups in each]
-        times = [max(own)]
+        tokens = [float(_token_count(groups)) for groups in busy] if self.shared or self.sent else []
+        microbatches = int(self._halves(max(tokens))) if self.sent else 1
+        each = [self._divided(groups, microbatches) for groups in busy] if self.sent else busy
+        own_times = [self._own.time_s(groups, decodes=decodes) for groups in each]
+        times = [max(own_times)]
         if self._shared:
-            times.append(self._shared.time_s(self._evenly(sum(tokens) / halves), decodes=False))
+            times.append(self._shared.time_s(self._evenly(sum(tokens) / microbatches), decodes=False))
         times += [max(part.time_s(groups, decodes=decodes) for groups in each) for part in self._overlapped]
-        whole = float(self._whole(times, halves, busy[own.index(max(own))], decodes))
-        return whole + self.drafts.time_s([self._apart(groups) for groups in busy]) if self.drafts else whole
+        step_s = float(self._whole(times, microbatches, busy[own_times.index(max(own_times))], decodes))
+        return step_s + self.drafts.time_s([self._by_kind(groups) for groups in busy]) if self.drafts else step_s
 
-    def _apart(self, groups: Groups) -> tuple[Groups, Groups]:
+    def _by_kind(self, groups: Groups) -> tuple[Groups, Groups]:
         """Groups that are prefilled, and those that decode: chunks of prompts give logits of their last token alone."""
         decode = [bool(np.all(np.equal(group.logits, self.width))) for group in groups]
-        read, decoding = (tuple(compress(groups, own)) for own in ([not one for one in decode], decode))
-        return read, decoding
+        prefilling, decoding = (tuple(compress(groups, chosen)) for chosen in ([not one for one in decode], decode))
+        return prefilling, decoding
 
     @property
     def _parts(self) -> list[BoundTimes]:
-        """Parts that are launched."""
+        """Launches by part: own, shared and sent."""
         return [part for part in (self.own, self.shared, self.sent) if part]
 
     @property
@@ -173,25 +177,28 @@ class Stage:
         """Number of micro-batches of a step with this many tokens of a rank."""
         return np.where(np.greater_equal(tokens, 2), 2, 1)[()] if self.sent else 1
 
-    def _divided(self, groups: Groups, halves: Num) -> Groups:
-        """One of equal micro-batches."""
-        return tuple(group.times(1 / halves) for group in groups) if self.sent else groups
+    def _divided(self, groups: Groups, microbatches: Num) -> Groups:
+        """The groups of one of equal micro-batches."""
+        return tuple(group.times(1 / microbatches) for group in groups) if self.sent else groups
 
-    def _whole(self, times: Sequence[Num], halves: Num, groups: Groups, decodes: bool) -> Num:
-        """A whole step, from the times of a micro-batch in each part, with the host time of the launches for the groups
+    def _whole(self, times: Sequence[Num], microbatches: Num, groups: Groups, decodes: bool) -> Num:
+        """Time of a step from the times of one micro-batch by part, with the host time of the launches for the groups
         of a rank. [s]
         """
         kernels_s: Num = sum(times, start=0.0)
         if self.sent:
-            *computing, travelling, taken = times if self.taken else (*times, 0.0)
-            busy = sum(computing, start=0.0)
+            *computing, communication_s, core_s = times if self.taken else (*times, 0.0)
+            computing_s = sum(computing, start=0.0)
             kernels_s = pipelined_s(
-                busy + travelling, np.maximum(busy + taken, travelling), halves, autoregressive=True
+                computing_s + communication_s,
+                np.maximum(computing_s + core_s, communication_s),
+                microbatches,
+                autoregressive=True,
             )
         return self.host.time_s(kernels_s, self._launches[decodes].amount(groups)) if self._has_host else kernels_s
 
     def _evenly(self, tokens: float) -> Groups:
-        """An equal share of the tokens of all ranks, which the launches of experts are counted by."""
+        """An equal share of the tokens of all ranks, by which launches of experts are counted."""
         return (Spans(batch=tokens / self.ranks, q_len=1.0, kv_len=1.0),)
 
     @cached_property
@@ -213,16 +220,24 @@ class Stage:
     @cached_property
     def _launches(self) -> tuple[TabulatedForm, TabulatedForm]:
         """Number of launches of a step with prefills, and of one that only decodes."""
-        read, decode = ([counted(getattr(part, name)) for part in self._parts] for name in ("plan", "decode_plan"))
-        return TabulatedForm(sum(read[1:], start=read[0])), TabulatedForm(sum(decode[1:], start=decode[0]))
+        tokens = [float(_token_count(groups)) for groups in busy] if self.shared or self.sent else []
+        microbatches = int(self._halves(max(tokens))) if self.sent else 1
+        each = [self._divided(groups, microbatches) for groups in busy] if self.sent else busy
+        own_times = [self._own.time_s(groups, decodes=decodes) for groups in each]
+        times = [max(own_times)]
+        if self._shared:
+            times.append(self._shared.time_s(self._evenly(sum(tokens) / microbatches), decodes=False))
+        times += [max(part.time_s(groups, decodes=decodes) for groups in each) for part in self._overlapped]
+        step_s = float(self._whole(times, microbatches, busy[own_times.index(max(own_times))], decodes))
+        return step_s + self.drafts.time_s([self._by_kind(groups) for groups in busy]) if self.drafts else step_s
 
 
 @frozen(kw_only=True)
 class Drafts:
     """Passes of a draft model before a decode step, each a step of that model.
 
-    passes  with the tokens of each sequence in the passes before
-    reader  prefills prompts for the draft model; None if it needs none
+    passes  each pass, with the tokens of each sequence in the passes before
+    reader  prefill of prompts for the draft model; None if it needs none
     """
 
     passes: tuple[tuple[Stage, int], ...]
@@ -235,40 +250,41 @@ class Drafts:
         passes = tuple((each[width], before) for width, before in zip(drafter.widths, drafter.before, strict=True))
         return cls(passes=passes, reader=passes[0][0] if drafter.reads else None)
 
-    def alike_s(self, read: Groups, decoding: Groups) -> Num:
+    def alike_s(self, prefilling: Groups, decoding: Groups) -> Num:
         """Time for the prefills and the decoding sequences of every rank, which may be less than one on average. [s]"""
-        found: Num = self.reader.alike_s(read) if self.reader and read else 0.0
+        total_s: Num = self.reader.alike_s(prefilling) if self.reader and prefilling else 0.0
         for group in decoding:
-            some, batch = np.minimum(group.batch, 1), np.maximum(group.batch, 1)
+            run_probability, batch = np.minimum(group.batch, 1), np.maximum(group.batch, 1)
             passes = [
                 stage.alike_s((decoding_group(stage.width, batch, group.past + 1 + before),), decodes=True)
                 for stage, before in self.passes
             ]
-            found = found + some * sum(passes, start=0.0)
-        return found
+            total_s = total_s + run_probability * sum(passes, start=0.0)
+        return total_s
 
     def time_s(self, ranks: Sequence[tuple[Groups, Groups]]) -> float:
         """Time for the prefills and the decoding sequences of each rank. [s]"""
-        read = [groups for groups, _ in ranks if groups]
-        found = self.reader.time_s(read) if self.reader and read else 0.0
+        prefilling = [groups for groups, _ in ranks if groups]
+        total_s = self.reader.time_s(prefilling) if self.reader and prefilling else 0.0
         decoding = [group for _, groups in ranks for group in groups]
         for stage, before in self.passes if decoding else ():
             each = [(decoding_group(stage.width, group.batch, group.past + 1 + before),) for group in decoding]
-            found += stage.time_s(each, decodes=True)
-        return found
+            total_s += stage.time_s(each, decodes=True)
+        return total_s
 
 
-def _part(plan: Plan, experts: bool | None, beside: bool) -> Plan:
-    """A part of a plan.
+def _selected_plan(plan: Plan, experts: bool | None, overlapped: bool) -> Plan:
+    """The launches of a plan that belong to a part.
 
-    experts  launches of experts between dispatch and combination, or all others; None for both
-    beside   launches that overlap with the other micro-batch, or all others
+    experts     launches of experts between dispatch and combination, or all others; None for both
+    overlapped  launches that overlap with the other micro-batch, or all others
     """
-    inside = among_experts([row.operator for row in plan.operators])
-    rows = (row for row, own in zip(plan.operators, inside, strict=True) if experts in (None, own))
-    found = tuple(row for row in rows if row.operator.overlapped is beside)
-    return plan if len(found) == len(plan.operators) else Plan(found)
+    inside = inside_experts([row.operator for row in plan.operators])
+    rows = (row for row, is_inside in zip(plan.operators, inside, strict=True) if experts in (None, is_inside))
+    rows_of_part = tuple(row for row in rows if row.operator.overlapped is overlapped)
+    return plan if len(rows_of_part) == len(plan.operators) else Plan(rows_of_part)
 
 
-def _tokens(groups: Groups) -> Num:
+def _token_count(groups: Groups) -> Num:
+    """New tokens of all groups."""
     return sum(group.batch * group.q_len for group in groups)

@@ -1,7 +1,7 @@
-"""The steady state of a copy in closed form: the batch at which departures keep up with arrivals, and waiting.
+"""The steady state of a replica in closed form: the batch at which departures keep up with arrivals, and queueing.
 
-Prompts queue for the device as customers with priority do, who wait for the step that runs and for the prompts before
-them (Cobham, doi:10.1287/opre.2.1.70).
+Prompts queue with priority: each waits for the running step and for the prompts before it (Cobham,
+doi:10.1287/opre.2.1.70).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .policy import Policy
 from .steps import Steps
 from .traffic import Traffic
 
-_BATCHES: Final = 192  # sizes of the batch that are worked out
+_BATCHES: Final = 192  # batch sizes that are evaluated
 _OUTPUT_PARTS: Final = 64  # moments of the longest output, at each of which some sequences have finished
 
 
@@ -30,7 +30,7 @@ _OUTPUT_PARTS: Final = 64  # moments of the longest output, at each of which som
 class SteadyState:
     """Means of the steady state; inf where requests arrive faster than they are served.
 
-    batch        sequences that decode, or the size of a batch that is served as a whole
+    batch        decoding sequences; with static batching, the size of a batch
     utilization  fraction of the time in which the device works
     tpot_s       nan where all outputs are one token
     max_rate     maximum rate of requests [1/s]
@@ -50,9 +50,9 @@ class SteadyState:
 
 
 def steady(steps: Steps, traffic: Traffic, *, rate: float, policy: Policy, max_batch: int) -> SteadyState:
-    """One copy at a rate of requests with the lengths of `traffic`, under any policy. Its lanes are all alike.
+    """The steady state of one replica at an arrival rate, with the lengths of `traffic`, under any policy.
 
-    max_batch  maximum running sequences of each rank, if memory has room for their caches in the middle of the outputs
+    max_batch  maximum running sequences of each rank; fewer if KV-cache capacity limits them, at mean context
     """
     demand, lanes = Demand.of(traffic, steps), steps.running_batches * steps.rank_sets
     longest = int(demand.prompt[-1])
@@ -60,34 +60,34 @@ def steady(steps: Steps, traffic: Traffic, *, rate: float, policy: Policy, max_b
         ranks = steps.ranks
         fitting = steps.max_fitting(max_batch * ranks, prompt=longest, gen=int(demand.gen[-1])) // ranks
     else:
-        room = steps.kv_budget_bytes(policy.most_read(longest)) - steps.shared_prefix_bytes(traffic.prompt)
-        fitting = int(room / float(steps.cache_bytes(demand.own + steps.draft_tokens))) if room > 0 else 0
-    most = min(max_batch, fitting) / steps.micro_batches
-    if not most:
-        return _overrun(max_rate=0, most=0)
-    of_lane = (_static if policy.drains else _continuous)(steps, demand, rate / lanes, policy, max(most, 1))
+        cache_bytes = steps.kv_budget_bytes(policy.most_read(longest)) - steps.shared_prefix_bytes(traffic.prompt)
+        fitting = int(cache_bytes / float(steps.cache_bytes(demand.own + steps.draft_tokens))) if cache_bytes > 0 else 0
+    batch_limit = min(max_batch, fitting) / steps.micro_batches
+    if not batch_limit:
+        return _overrun(max_rate=0, batch=0)
+    of_lane = (_static if policy.drains else _continuous)(steps, demand, rate / lanes, policy, max(batch_limit, 1))
     return replace(
-        of_lane, batch=of_lane.batch * lanes, max_rate=of_lane.max_rate * lanes, max_batch=round(most * lanes),
+        of_lane, batch=of_lane.batch * lanes, max_rate=of_lane.max_rate * lanes, max_batch=round(batch_limit * lanes),
     )  # fmt: skip
 
 
-def _overrun(*, max_rate: float, most: float) -> SteadyState:
-    return SteadyState(batch=most, utilization=1, ttft_s=inf, tpot_s=inf, max_rate=max_rate, max_batch=int(most))
+def _overrun(*, max_rate: float, batch: float) -> SteadyState:
+    return SteadyState(batch=batch, utilization=1, ttft_s=inf, tpot_s=inf, max_rate=max_rate, max_batch=int(batch))
 
 
 @frozen(kw_only=True)
 class _Flow:
-    """Continuous batching, by the number of sequences that decode beside one of them.
+    """Continuous batching, by the number of other sequences that decode with a sequence.
 
-    Each turn of a pipeline prefills at the rate of requests, and spends the rest of the time on steps that only decode.
-    A sequence that decodes has B others beside it where B is the mean, as arrivals at random see the mean (PASTA,
-    doi:10.1287/opre.30.2.223).
+    Each micro-batch of a pipeline prefills at the arrival rate, and spends the rest of the time on steps that only
+    decode. A decoding sequence has B others with it where B is the mean, because arrivals at random see the mean
+    (PASTA, doi:10.1287/opre.30.2.223).
 
-    others        sequences that decode beside one
-    turns         of the pipeline
-    decode_steps  of a request
-    step_s        step that only decodes, of one sequence and its others [s]
-    full_step_s   step that only decodes, with as many sequences in all turns [s]
+    others        other sequences that decode with one, [batch]
+    turns         micro-batches of the pipeline
+    decode_steps  mean decode steps of a request
+    step_s        step that only decodes, of a sequence and its others, [batch] [s]
+    full_step_s   step that only decodes, with as many sequences in all micro-batches, [batch] [s]
     """
 
     others: Column
@@ -99,8 +99,8 @@ class _Flow:
     full_step_s: Column
 
     @classmethod
-    def of(cls, steps: Steps, demand: Demand, policy: Policy, most: float) -> _Flow:
-        others, turns = np.concatenate(([0.0], np.geomspace(1 / 64, most, _BATCHES))), steps.micro_batches
+    def of(cls, steps: Steps, demand: Demand, policy: Policy, batch_limit: float) -> _Flow:
+        others, turns = np.concatenate(([0.0], np.geomspace(1 / 64, batch_limit, _BATCHES))), steps.micro_batches
         filled = 1 - (1 - 1 / turns) * np.exp(-others)  # fraction of the turns with any sequence; its own has one
         step_s, full_step_s = (
             np.broadcast_to(
@@ -147,7 +147,7 @@ class _Flow:
         joined = self.prompts.along if self.policy.mixes else np.maximum(1 - read.prompts / self.turns, 0)
         return token_interval_s(self.step_s, busy, self.turns * rate * joined / read.prompts)
 
-    def ttft_s(self, rate: float, read: Reading, at: Callable[[Column], float]) -> tuple[float, float]:
+    def ttft_s(self, rate: float, read: Reading, at_mean: Callable[[Column], float]) -> tuple[float, float]:
         """Time to first token [s], and the fraction of the time in which steps only decode.
 
         A whole prompt delays those of all turns. A chunk delays those of other turns for a step, so that the turns are
@@ -156,51 +156,51 @@ class _Flow:
         at  value of a column at the mean batch
         """
         prompts, turns = self.prompts, self.turns
-        occupied = at(turns * rate * read.read_s / read.prompts)
-        any_decodes = 1 - float(np.exp(-turns * at(self.others)))  # sequences come at random
+        occupied = at_mean(turns * rate * read.read_s / read.prompts)
+        any_decodes = 1 - float(np.exp(-turns * at_mean(self.others)))  # sequences come at random
         decoding = (1 - occupied) * any_decodes
         last_s = any_decodes * prompts.more_s + (1 - any_decodes) * prompts.more_s[0]
         along = 1 if self.policy.cuts else turns
         servers = turns // along
         each = np.maximum(read.prompts * along / turns, 1)
         square = prompts.square * (read.read_s / prompts.time_s) ** 2 / each
-        queued = along * rate * at(read.read_s / each)
+        queued = along * rate * at_mean(read.read_s / each)
         chunk_s = read.read_s / np.maximum(prompts.along, 1)
-        before = along * rate * at(square) / 2 * queued ** (sqrt(2 * (servers + 1)) - 2) / servers
-        residual = before + decoding * at(self.step_s) / 2 + (occupied - queued) * at(chunk_s) / 2
-        waited = residual / (1 - queued * at(each / (along * prompts.together)))
-        return at(read.read_s + last_s) + waited, decoding
+        before = along * rate * at_mean(square) / 2 * queued ** (sqrt(2 * (servers + 1)) - 2) / servers
+        residual = before + decoding * at_mean(self.step_s) / 2 + (occupied - queued) * at_mean(chunk_s) / 2
+        waited = residual / (1 - queued * at_mean(each / (along * prompts.together)))
+        return at_mean(read.read_s + last_s) + waited, decoding
 
 
-def _continuous(steps: Steps, demand: Demand, rate: float, policy: Policy, most: float) -> SteadyState:
+def _continuous(steps: Steps, demand: Demand, rate: float, policy: Policy, batch_limit: float) -> SteadyState:
     """Continuous batching: requests start and finish while others decode."""
-    flow = _Flow.of(steps, demand, policy, most)
+    flow = _Flow.of(steps, demand, policy, batch_limit)
     max_rate = flow.max_rate
     if rate >= max_rate:
-        return _overrun(max_rate=max_rate, most=most)
+        return _overrun(max_rate=max_rate, batch=batch_limit)
     read = flow.reading(rate)
     busy = steps.micro_batches * rate * read.read_s / read.prompts
     interval_s = flow.interval_s(rate, read, busy)
     index, stable, _ = decode_batch(np.array([rate]), demand.wanted, interval_s, flow.others)
     if not stable:
-        return _overrun(max_rate=max_rate, most=most)
+        return _overrun(max_rate=max_rate, batch=batch_limit)
 
-    def at(values: Column) -> float:
+    def at_mean(values: Column) -> float:
         return float(value_at(values, index))
 
-    ttft_s, decoding = flow.ttft_s(rate, read, at)
+    ttft_s, decoding = flow.ttft_s(rate, read, at_mean)
     return SteadyState(
-        batch=at(flow.others), utilization=at(busy) + decoding, ttft_s=ttft_s, tpot_s=at(interval_s) * demand.often,
-        max_rate=max_rate, max_batch=int(most),
+        batch=at_mean(flow.others), utilization=at_mean(busy) + decoding, ttft_s=ttft_s,
+        tpot_s=at_mean(interval_s) * demand.often, max_rate=max_rate, max_batch=int(batch_limit),
     )  # fmt: skip
 
 
-def _static(steps: Steps, demand: Demand, rate: float, policy: Policy, most: float) -> SteadyState:
+def _static(steps: Steps, demand: Demand, rate: float, policy: Policy, batch_limit: float) -> SteadyState:
     """Static batching: requests that arrive while a batch is served are the next; one that finds no batch is one alone.
 
     Rough where lengths vary, as the longest output of a batch stands for a random one.
     """
-    batch = np.unique(np.round(np.geomspace(1, most, _BATCHES)))
+    batch = np.unique(np.round(np.geomspace(1, batch_limit, _BATCHES)))
     quantile = batch / (batch + 1)  # mean quantile of the longest of a batch
     prompts, new, answers, passes = (
         np.where(batch > 1, np.quantile(each, quantile), np.mean(each))
@@ -224,25 +224,25 @@ def _static(steps: Steps, demand: Demand, rate: float, policy: Policy, most: flo
     max_rate = float(np.max(batch / cycle))
     mean_batch = 1.0
     if rate >= max_rate:
-        return _overrun(max_rate=max_rate, most=most)
+        return _overrun(max_rate=max_rate, batch=batch_limit)
     for _ in range(_BATCHES):
         cycle_s = float(np.interp(mean_batch, batch, cycle))
         mean_batch = rate * cycle_s / -float(np.expm1(-rate * cycle_s))
-    if mean_batch > most:
-        return _overrun(max_rate=max_rate, most=most)
+    if mean_batch > batch_limit:
+        return _overrun(max_rate=max_rate, batch=batch_limit)
 
-    def at(values: Column) -> float:
+    def at_mean(values: Column) -> float:
         return float(np.interp(mean_batch, batch, values))
 
     utilization = cycle_s / (cycle_s + float(np.exp(-rate * cycle_s)) / rate)
     later_tokens = demand.gen[demand.gen > 1] - 1
     per_token = float(np.mean(1 / later_tokens)) if len(later_tokens) else nan
-    later = at(read * (parts - 1) / (2 * parts)) * per_token  # prefills of the same batch after its own
+    later = at_mean(read * (parts - 1) / (2 * parts)) * per_token  # prefills of the same batch after its own
     return SteadyState(
         batch=mean_batch,
         utilization=utilization,
-        ttft_s=utilization * cycle_s / 2 + at(read * (parts + 1) / (2 * parts)),
-        tpot_s=at(decoding) * per_token if policy.padded else at(step_s) * demand.often + later,
+        ttft_s=utilization * cycle_s / 2 + at_mean(read * (parts + 1) / (2 * parts)),
+        tpot_s=at_mean(decoding) * per_token if policy.padded else at_mean(step_s) * demand.often + later,
         max_rate=max_rate,
-        max_batch=int(most),
+        max_batch=int(batch_limit),
     )

@@ -1,6 +1,6 @@
-"""The steady state of a copy of a plan in closed form, on many devices and at many rates at once.
+"""The steady state of a replica of a plan in closed form, on many devices and at many rates at once.
 
-Prompts and outputs are all alike here, prefills go first, and several ranks may wait for each other.
+All prompts and outputs have one length, prefills go first, and several ranks may wait for each other.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from .balance import decode_batch, token_interval_s, value_at
 from .load import Grid, Load, StepTimes
 from .markov_chain import saturated_s
 
-_DEVIATIONS: Final = 3.09  # above the mean, below which a normal variable is at 999 of 1000 moments
-_MIN_STEEPNESS: Final = 0.05  # of arrivals less departures, by batch: no batch is twenty times as wide
-_HALVINGS: Final = 7  # of the distance between a rate and the steps that it makes
-_RATES, _ROUNDS = 16, 3  # rates that are tried at a time, and rounds: to a 3375th of the interval
+_DEVIATIONS: Final = 3.09  # a normal variable is less than this above its mean 99.9 % of the time
+_MIN_STEEPNESS: Final = 0.05  # of arrivals less departures by batch; limits the variance of the batch to 20 means
+_HALVINGS: Final = 7  # iterations that halve the distance between a rate and the step times that it causes
+_RATES, _ROUNDS = 16, 3  # rates of each round, and rounds: they narrow an interval to a 3375th
 
 
 @frozen(kw_only=True)
 class FleetSteadyState:
-    """The steady state of a copy, [device, rate].
+    """The steady state of a replica, [device, rate].
 
-    stable  whether departures keep up with arrivals
-    busy    fraction of the time in which prefills run
-    place   index of the batch limit for which there is memory
-    most    requests that memory lets the copy serve, [device, 1] [1/s]
-    over    required over allowed or available, by name
+    stable    whether departures keep up with arrivals
+    busy      fraction of the time in which prefills run
+    place     index of the smallest batch limit that the batch needs, or of the one with the highest rate if unstable
+    max_rate  highest rate of requests by memory, [device, 1] [1/s]
+    ratios    required over allowed or available, by name
     """
 
     stable: npt.NDArray[np.bool_]
@@ -41,87 +41,90 @@ class FleetSteadyState:
     ttft_s: Grid
     tpot_s: Grid
     place: npt.NDArray[np.intp]
-    most: Grid
-    over: Mapping[str, Grid]
+    max_rate: Grid
+    ratios: Mapping[str, Grid]
 
     @property
-    def fine(self) -> npt.NDArray[np.bool_]:
+    def within_targets(self) -> npt.NDArray[np.bool_]:
         """Whether nothing required exceeds what is allowed or available."""
-        return np.asarray(self.stable & (reduce(np.maximum, self.over.values()) <= 1))
+        return np.asarray(self.stable & (reduce(np.maximum, self.ratios.values()) <= 1))
 
     @classmethod
-    def of(cls, rate: Grid, times: StepTimes, able: Grid, memory: Grid, load: Load) -> FleetSteadyState:
-        """The steady state at rates of requests to one copy, [device, rate]. [1/s]
+    def of(cls, rate: Grid, times: StepTimes, max_rates: Grid, memory: Grid, load: Load) -> FleetSteadyState:
+        """The steady state at rates of requests to one replica, [device, rate]. [1/s]
 
-        able    from able_rates()
-        memory  required over available, [device, batch]
+        max_rates  from max_rates_by_batch()
+        memory     required over available, [device, batch]
         """
-        wanted, limits, own = load.wanted, load.limits, rate / times.apart
+        decode_steps, limits, group_rate = load.wanted, load.limits, rate / times.apart
         step = times.step[:, None, :]
         with np.errstate(divide="ignore", invalid="ignore"):
-            tpot = _Steps.of(own[..., None], step, times).tpot_s  # by sequences that decode together
-            index, stable, missing = decode_batch(rate[..., None], wanted, tpot, limits - 1)
+            tpot = _Steps.of(group_rate[..., None], step, times).tpot_s  # [device, rate, batch]
+            index, stable, missing = decode_batch(rate[..., None], decode_steps, tpot, limits - 1)
             batch = value_at(limits - 1, index)
             step_s, tpot_s = value_at(np.broadcast_to(step, missing.shape), index), value_at(tpot, index)
-            steps = _Steps.of(own, step_s, times)
+            steps = _Steps.of(group_rate, step_s, times)
             ttft_s = np.where(stable, steps.ttft_s(1 - np.exp(-batch)), inf)
-            each_s = tpot_s * wanted / max(load.gen - 1, 1)  # of a token, where steps give several
-            tpot_s = np.where(stable, each_s, inf) if wanted else np.zeros(stable.shape)
+            each_s = tpot_s * decode_steps / max(load.gen - 1, 1)  # per token, if steps generate several
+            tpot_s = np.where(stable, each_s, inf) if decode_steps else np.zeros(stable.shape)
             # Little's law gives the mean, where `missing` is 0. The steeper it falls there the less the batch varies
             # around it: with Poisson's variance, the mean, where decode steps are as long for any batch.
-            steepness = np.where(stable & (index > 0), np.maximum(_slope(missing, limits, index), _MIN_STEEPNESS), 1.0)
-            room = np.where(stable, 1 + batch + _DEVIATIONS * np.sqrt(batch / steepness), 1.0)
-        most = np.max(able, axis=1, keepdims=True)
-        wide = np.minimum(np.searchsorted(limits, room), len(limits) - 1)
-        place = np.where(stable, wide, np.argmax(able, axis=1, keepdims=True))
-        over = {
+            steepness = np.where(
+                stable & (index > 0), np.maximum(_descent(missing, limits, index), _MIN_STEEPNESS), 1.0
+            )
+            batch_needed = np.where(stable, 1 + batch + _DEVIATIONS * np.sqrt(batch / steepness), 1.0)
+        max_rate = np.max(max_rates, axis=1, keepdims=True)
+        fitting_place = np.minimum(np.searchsorted(limits, batch_needed), len(limits) - 1)
+        place = np.where(stable, fitting_place, np.argmax(max_rates, axis=1, keepdims=True))
+        ratios = {
             "memory": np.take_along_axis(memory, place, axis=1),
-            "rate": np.divide(rate, most, out=np.ones(stable.shape), where=~stable & (most > 0)),
-            "batch": room / limits[-1],
+            "rate": np.divide(rate, max_rate, out=np.ones(stable.shape), where=~stable & (max_rate > 0)),
+            "batch": batch_needed / limits[-1],
             "time to first token": np.where(stable, ttft_s, 0.0) / load.goals.ttft_s,
             "time per token": np.where(stable, tpot_s, 0.0) / load.goals.tpot_s,
         }
         return cls(
-            stable=stable, batch=batch, busy=steps.busy, ttft_s=ttft_s, tpot_s=tpot_s, place=place, most=most, over=over
+            stable=stable, batch=batch, busy=steps.busy, ttft_s=ttft_s, tpot_s=tpot_s, place=place,
+            max_rate=max_rate, ratios=ratios,
         )  # fmt: skip
 
 
 class _Steps(NamedTuple):
-    """Steps of two kinds: prefills, and steps that only decode.
+    """Steps with prefills, and steps that only decode.
 
-    busy      fraction of the time in which prefills run
-    tpot_s    time between two decode steps of a sequence; inf if there is no time to decode [s]
-    read_s    time to the end of a prefill, with others before it and in its step [s]
-    decode_s  wait for a decode step that runs, if any sequence decodes [s]
+    busy       fraction of the time in which prefills run
+    tpot_s     time between two decode steps of a sequence; inf if there is no time to decode [s]
+    prefill_s  time to the end of a prefill, with others before it and in its step [s]
+    decode_s   wait for a running decode step, if any sequence decodes [s]
     """
 
     busy: Grid
     tpot_s: Grid
-    read_s: Grid
+    prefill_s: Grid
     decode_s: Grid
 
     @classmethod
     def of(cls, rate: Grid, step: Grid, times: StepTimes) -> _Steps:
-        """Steps at rates of requests to ranks that wait for each other, or to one that does not. [1/s]
+        """Steps at rates of requests to ranks that wait for each other, or to a single rank. [1/s]
 
         step  duration of a step that only decodes [s]
         """
-        found = times.reading(rate, step)
-        read, round_s = found.read_s, found.round_s
+        prefills = times.reading(rate, step)
+        read, round_s = prefills.read_s, prefills.round_s
         with np.errstate(divide="ignore", invalid="ignore"):
             if times.lanes == 1:
-                busy = rate * read / found.prompts
-                idle = 1 - busy * found.full
-                read_s = read + busy * read / 2 / idle
-                return cls(busy, token_interval_s(step, busy), read_s, (1 - busy) * step / 2 / idle)
-            own = np.minimum(
-                rate * round_s / times.lanes, found.often
-            )  # fraction of its steps in which a rank prefills
+                busy = rate * read / prefills.prompts
+                idle = 1 - busy * prefills.full
+                prefill_s = read + busy * read / 2 / idle
+                return cls(busy, token_interval_s(step, busy), prefill_s, (1 - busy) * step / 2 / idle)
+            rank_share = np.minimum(rate * round_s / times.lanes, prefills.often)  # steps in which a rank prefills
             return cls(
-                busy=found.often * read / round_s,
-                tpot_s=np.where(own < 1, round_s / (1 - own), inf),
-                read_s=read + found.often * read * read / round_s / 2 + own * round_s / (1 - own) / 2,
-                decode_s=(1 - found.often) * step * step / round_s / 2,
+                busy=prefills.often * read / round_s,
+                tpot_s=np.where(rank_share < 1, round_s / (1 - rank_share), inf),
+                prefill_s=read
+                + prefills.often * read * read / round_s / 2
+                + rank_share * round_s / (1 - rank_share) / 2,
+                decode_s=(1 - prefills.often) * step * step / round_s / 2,
             )
 
     def ttft_s(self, decoding: Grid) -> Grid:
@@ -129,50 +132,53 @@ class _Steps(NamedTuple):
 
         decoding  probability that any sequence decodes
         """
-        return self.read_s + decoding * self.decode_s
+        return self.prefill_s + decoding * self.decode_s
 
 
-def able_rates(times: StepTimes, memory: Grid, load: Load) -> Grid:
-    """Maximum rate of requests of a copy, [device, batch]; 0 for batches without memory. [1/s]
+def max_rates_by_batch(times: StepTimes, memory: Grid, load: Load) -> Grid:
+    """Maximum rate of requests of a replica, [device, batch]; 0 for batches without memory. [1/s]
 
     memory  required over available, [device, batch]
     """
-    wanted, step = load.wanted, times.step
+    decode_steps, step = load.wanted, times.step
     with np.errstate(divide="ignore", invalid="ignore"):
-        each = times.apart * wanted / (load.limits - (wanted > 0))  # decode steps per other sequence
+        steps_per_sequence = (
+            times.apart * decode_steps / (load.limits - (decode_steps > 0))
+        )  # decode steps per other sequence
         if times.lanes > 1:
-            taken = saturated_s(
-                1 / each / times.lanes, times.held_up(step), times.every[:, None], step, most=times.together,
-                lanes=times.lanes,
+            request_s = saturated_s(
+                1 / steps_per_sequence / times.lanes, times.held_up(step), times.every[:, None], step,
+                most=times.together, lanes=times.lanes,
             )  # fmt: skip
-            rate = np.where(np.isinf(each), 0.0, times.lanes / taken)
+            rate = np.where(np.isinf(steps_per_sequence), 0.0, times.lanes / request_s)
         else:
-            rate = 1 / (times.every[:, None] + each * step)
+            rate = 1 / (times.every[:, None] + steps_per_sequence * step)
     for _ in range(_HALVINGS if times.lanes == 1 and times.together > 1 else 0):
-        found = times.reading(rate, step)
-        taken = found.read_s / found.prompts + each * step
-        rate = np.sqrt(rate / taken)  # halfway, as it falls where steps are longer
+        prefills = times.reading(rate, step)
+        request_s = prefills.read_s / prefills.prompts + steps_per_sequence * step
+        rate = np.sqrt(rate / request_s)  # halfway, as it falls where steps are longer
     return np.where(memory <= 1, times.apart * rate, 0.0)
 
 
-def most_within(rate: Grid, times: StepTimes, able: Grid, memory: Grid, load: Load) -> Grid:
-    """The highest rate of requests at which copies keep to every limit that they keep to at `rate`, [device]. [1/s]
+def most_within(rate: Grid, times: StepTimes, max_rates: Grid, memory: Grid, load: Load) -> Grid:
+    """The highest rate of requests at which replicas meet every target that they meet at `rate`, [device]. [1/s]
 
-    able, memory  as in FleetSteadyState.of()
+    max_rates, memory  as in FleetSteadyState.of()
     """
-    high = np.maximum(np.max(able, axis=1), rate)
-    return _highest(rate, high, lambda tried: FleetSteadyState.of(tried, times, able, memory, load).fine)
+    high = np.maximum(np.max(max_rates, axis=1), rate)
+    return _highest(rate, high, lambda tried: FleetSteadyState.of(tried, times, max_rates, memory, load).within_targets)
 
 
-def sustained(rate: Grid, times: StepTimes, able: Grid, memory: Grid, load: Load) -> Grid:
+def sustained(rate: Grid, times: StepTimes, max_rates: Grid, memory: Grid, load: Load) -> Grid:
     """The highest rate of requests, up to `rate`, at which departures keep up with arrivals, [device]. [1/s]
 
-    able_rates() assumes that steps are always full. In a steady state some are not, so a copy may fall behind earlier.
+    max_rates_by_batch() assumes that steps are always full. In a steady state some are not, so a replica may fall
+    behind earlier.
 
-    able, memory  as in FleetSteadyState.of()
+    max_rates, memory  as in FleetSteadyState.of()
     """
     return _highest(
-        np.zeros_like(rate), rate, lambda tried: FleetSteadyState.of(tried, times, able, memory, load).stable
+        np.zeros_like(rate), rate, lambda tried: FleetSteadyState.of(tried, times, max_rates, memory, load).stable
     )
 
 
@@ -194,8 +200,8 @@ def _highest(low: Grid, high: Grid, holds: Callable[[Grid], npt.NDArray[np.bool_
     return low
 
 
-def _slope(values: Grid, over: Grid, at: Grid) -> Grid:
-    """Steepness of the fall of the last axis at indices with fractions."""
-    high = np.maximum(np.ceil(at).astype(int), 1)
+def _descent(values: Grid, positions: Grid, index: Grid) -> Grid:
+    """Steepness of the fall of `values` along the last axis, at fractional indices of its `positions`."""
+    high = np.maximum(np.ceil(index).astype(int), 1)
     left, right = (np.take_along_axis(values, p[..., None], axis=-1)[..., 0] for p in (high - 1, high))
-    return np.asarray((left - right) / (over[high] - over[high - 1]))
+    return np.asarray((left - right) / (positions[high] - positions[high - 1]))

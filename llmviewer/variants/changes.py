@@ -22,7 +22,7 @@ from ..setting import Setting
 from ..techniques import Requirement, Technique, parse_technique, techniques
 from ..transforms.offload import HOST
 from .evaluation import Evaluation
-from .quantization import asked_scheme
+from .quantization import given_scheme
 from .variant import Change
 
 PRECISION, CACHE, ATTENTION, BATCH, LAYOUT, OFFLOAD = "precision", "cache", "attention", "batch", "layout", "offload"
@@ -42,11 +42,11 @@ _GENERATION: Final = re.compile(r"[a-z]+-?\d+")  # qwen3 of qwen3-32b, llama-3 o
 
 def precisions(setting: Setting) -> Iterator[Change]:
     """Precisions in common use, of weights and activations or of the cache, except that of `setting`."""
-    asked, _ = asked_scheme(setting)
+    current, _ = given_scheme(setting)
     for texts, group in ((PRECISIONS, PRECISION), (CACHES, CACHE)):
         for text, about in texts.items():
-            wanted = parse_scheme(text).over(asked)
-            if _formats(wanted) != _formats(asked):
+            scheme = parse_scheme(text).over(current)
+            if _formats(scheme) != _formats(current):
                 yield _precision(text, about, group)
 
 
@@ -87,8 +87,8 @@ def smaller_weights(setting: Setting) -> Iterator[Change]:
 
 def larger_batches(base: Evaluation) -> Iterator[Change]:
     """Larger batches up to 16 times as many sequences, and the largest that fits."""
-    more = {int(base.batch) * factor for factor in _BATCHES} | {base.memory.max_batch or 0}
-    yield from map(_batch, sorted(number for number in more if number > base.batch))
+    larger = {int(base.batch) * factor for factor in _BATCHES} | {base.memory.max_batch or 0}
+    yield from map(_batch, sorted(number for number in larger if number > base.batch))
 
 
 def larger_batch(batch: int, max_batch: int | None) -> int:
@@ -121,21 +121,21 @@ def offloading(base: Evaluation) -> Iterator[Change]:
 
     Nothing if the request fits without, if no share suffices, or if the device's file has no host link.
     """
-    asked, share = base, base.setting.offload.weights
-    needed, capacity = float(base.memory_bytes), base.setting.hardware.capacity
+    lengths, share = base, base.setting.offload.weights
+    needed_bytes, capacity = float(base.memory_bytes), base.setting.hardware.capacity
     change = None
-    while needed > capacity:  # once; of a pipeline, until no stage is too full
-        weights = float(asked.weight_bytes)
-        whole = weights / (1 - share) if share < 1 else 0.0
-        share = ceil(100 * (share + (needed - capacity) / whole) - 1e-9) / 100 if whole else 2.0
+    while needed_bytes > capacity:  # once; of a pipeline, until no stage is too full
+        weights = float(lengths.weight_bytes)
+        model_bytes = weights / (1 - share) if share < 1 else 0.0
+        share = ceil(100 * (share + (needed_bytes - capacity) / model_bytes) - 1e-9) / 100 if model_bytes else 2.0
         if share > 1 or f"{HOST}.bandwidth" not in base.setting.hardware.numbers:
             return
         text = str(replace(base.setting.offload, weights=share))
         change = Change(
             name=f"offload {text}", about="weights in host memory", group=OFFLOAD, options={"offload": text}
         )
-        asked = base.changed(change.applied(base.setting))
-        needed = float(asked.memory_bytes)
+        lengths = base.changed(change.applied(base.setting))
+        needed_bytes = float(lengths.memory_bytes)
     if change:
         yield change
 
@@ -157,9 +157,9 @@ def further_techniques(used: Sequence[str]) -> Iterator[Change]:
 
 def techniques_to_choose(used: Sequence[str]) -> Iterator[tuple[Change, str]]:
     """Techniques that need parameters, with the reason, except those that other changes stand for."""
-    done = {"quantized", "speculative", *used}
+    reported = {"quantized", "speculative", *used}
     for name, kind in techniques().items():
-        if name not in done and (why := _why_not_alone(name)):
+        if name not in reported and (why := _why_not_alone(name)):
             yield technique_change(kind), why
 
 
@@ -203,18 +203,18 @@ def _half(setting: Setting) -> Iterator[Change]:
 def _operands(setting: Setting, fmt: Format) -> Iterator[Change]:
     """Weights and activations in `fmt`; activations alone if weights are as narrow already."""
     survey = setting.accounting is Accounting.SURVEY  # which has the cache in the format of the operands
-    scheme, parts = asked_scheme(setting)
+    scheme, parts = given_scheme(setting)
     cache = fmt if survey else None
-    if not any(_as_narrow(own, fmt) for own in _weights(setting)):
-        both = notation(Scheme(weight=fmt, activation=fmt, kv_cache=cache))
-        yield _precision(both, f"{fmt} weights and activations")
+    if not any(_as_narrow(operands, fmt) for operands in _weights(setting)):
+        pair = notation(Scheme(weight=fmt, activation=fmt, kv_cache=cache))
+        yield _precision(pair, f"{fmt} weights and activations")
     elif not survey or (scheme.weight and not parts):  # survey accounting has one precision for all
         yield _precision(notation(Scheme(activation=fmt, kv_cache=cache)), f"{fmt} activations")
 
 
-def _as_narrow(own: Format, fmt: Format) -> bool:
+def _as_narrow(scheme: Format, fmt: Format) -> bool:
     """Whether `own` is as narrow as `fmt`, which then brings no gain."""
-    return own.bits < fmt.bits or (own.bits == fmt.bits and own.compute == fmt.compute)
+    return scheme.bits < fmt.bits or (scheme.bits == fmt.bits and scheme.compute == fmt.compute)
 
 
 def _weights(setting: Setting) -> tuple[Format, ...]:
@@ -244,8 +244,8 @@ def _draft(model: Model) -> str:
     """
     family = _FAMILY.match(model.name)
     names = (name for name in model_names() if family and name.startswith(family[0]))
-    small = (other for other in map(load_model, names) if other.generates and not other.is_encoder_decoder)
-    alike = (other for other in small if vocabulary(other) == vocabulary(model))
+    draft = (other for other in map(load_model, names) if other.generates and not other.is_encoder_decoder)
+    alike = (other for other in draft if vocabulary(other) == vocabulary(model))
     able = [other for other in alike if other.parameters * _DRAFT_RATIO <= model.parameters]
 
     def order(other: Model) -> tuple[bool, int, bool]:

@@ -25,7 +25,7 @@ from ..setting import Setting, changes_passes
 from ..techniques import Run, Schedule
 from ..workload import Workload
 
-NOTHING: Final = Interval(expected=0.0, low=0.0, high=0.0)
+ZERO_INTERVAL: Final = Interval(expected=0.0, low=0.0, high=0.0)
 _STEP_POINTS: Final = 8  # decode steps of a generation whose expected times are evaluated
 _MAX_STEPS_AT_ONCE: Final = 1 << 18  # decode steps, of all batches, evaluated together
 _STEPS: Final = "steps"  # all decode steps of a generation, beside the passes "prefill" and "decode"
@@ -138,11 +138,11 @@ class Evaluation:
             return self.given
         if changes_passes(self.setting.techniques):
             return self._scheduled()
-        setting, layout, asked = self.setting, self.setting.layout, {"batch": self.batch, **self._lengths}
+        setting, layout, lengths = self.setting, self.setting.layout, {"batch": self.batch, **self._lengths}
         gen = self.gen or 1
         return Times(
-            ttft_s=prefill_s(setting.plan, layout, **asked),
-            decoding_s=decoding_s(setting.decode_plan, layout, gen=gen, **asked) if gen > 1 else 0.0 * self.batch,
+            ttft_s=prefill_s(setting.plan, layout, **lengths),
+            decoding_s=decoding_s(setting.decode_plan, layout, gen=gen, **lengths) if gen > 1 else 0.0 * self.batch,
             steps=gen - 1,
             tokens=self.batch * (self.gen or self.prompt),
         )
@@ -152,9 +152,9 @@ class Evaluation:
         gen = self.gen or 1
         if not np.ndim(self.batch):
             return _times(self.schedule, ())
-        most = max(_MAX_STEPS_AT_ONCE // gen, 1)
-        starts = range(0, np.size(self.batch), most)
-        batches = [np.asarray(self.batch)[start : start + most] for start in starts]
+        longest = max(_MAX_STEPS_AT_ONCE // gen, 1)
+        starts = range(0, np.size(self.batch), longest)
+        batches = [np.asarray(self.batch)[start : start + longest] for start in starts]
         # The last axis of arrays in a schedule is that of passes.
         parts = [
             _times(self.setting.schedule(batch=batch[:, None], gen=gen, **self._lengths), np.shape(batch))
@@ -185,13 +185,13 @@ class Evaluation:
         if first is None or (several and rest is None):
             return None
         until_first = self.setting.expected("prefill", first, self.batch)
-        return self._shaped(until_first), self._shaped(self._steps_expected(rest)) if rest else NOTHING
+        return self._shaped(until_first), self._shaped(self._steps_expected(rest)) if rest else ZERO_INTERVAL
 
     def _steps_expected(self, evaluated: ExpectedPass) -> Interval:
         """The total of all decode steps, from those evaluated."""
         steps = self.gen - 1
-        found = self.setting.expected("decode", evaluated, self._step_points[0])
-        return found.map(lambda s: np.mean(np.reshape(s, (-1, min(steps, _STEP_POINTS))), axis=1) * steps)
+        passes = self.setting.expected("decode", evaluated, self._step_points[0])
+        return passes.map(lambda s: np.mean(np.reshape(s, (-1, min(steps, _STEP_POINTS))), axis=1) * steps)
 
     @property
     def _step_points(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -211,10 +211,10 @@ class Evaluation:
         sides: list[tuple[Interval, Interval]] = []
         for batch in np.atleast_1d(self.batch).tolist():
             one = self if not np.ndim(self.batch) else replace(self, batch=batch, given=None)
-            found = runs_expected(kernels, one.schedule.first), runs_expected(kernels, one.schedule.rest)
-            if found[0] is None or found[1] is None:
+            passes = runs_expected(kernels, one.schedule.first), runs_expected(kernels, one.schedule.rest)
+            if passes[0] is None or passes[1] is None:
                 return None
-            sides.append((found[0], found[1]))
+            sides.append((passes[0], passes[1]))
         first, rest = (self._shaped(_stacked(side)) for side in zip(*sides, strict=True))
         return first, rest
 
@@ -261,10 +261,10 @@ class Evaluation:
     def estimate(self, phase: str) -> Estimate:
         """Lower bounds of the operators that run in a pass of a single batch."""
         if phase not in self._estimates:
-            whole = self.setting.plan_of(phase).estimate(self.workload(phase))
+            total = self.setting.plan_of(phase).estimate(self.workload(phase))
             self._estimates[phase] = Estimate(
-                operators=tuple(row for row in whole.operators if row.unprefetched_s > 0),
-                exposed=tuple(row for row in whole.exposed if row.time_s > 0),
+                operators=tuple(row for row in total.operators if row.unprefetched_s > 0),
+                exposed=tuple(row for row in total.exposed if row.time_s > 0),
             )
         return self._estimates[phase]
 
@@ -317,13 +317,13 @@ class Evaluation:
 
     def expected_pass(self, phase: str) -> ExpectedPass | None:
         """Expected times of the operators of a pass; None if only bounds are known."""
-        found = self.operators_expected(phase)
-        return found if found and found.modelled else None
+        pass_ = self.operators_expected(phase)
+        return pass_ if pass_ and pass_.modelled else None
 
     def expected_pass_s(self, phase: str) -> Interval | None:
         """Expected time of a pass of the whole batch; None if only the bound is known. [s]"""
-        found = self.expected_pass(phase)
-        return self._shaped(self.setting.expected(phase, found, self.batch)) if found else None
+        pass_ = self.expected_pass(phase)
+        return self._shaped(self.setting.expected(phase, pass_, self.batch)) if pass_ else None
 
     @property
     def _longest(self) -> dict[str, Any]:
@@ -405,20 +405,20 @@ def runs_expected(kernels: Kernels | None, runs: Sequence[Run]) -> Interval | No
     """Expected total time of passes, one after another; None if only a bound is known for one. [s]"""
     if kernels is None:
         return None
-    whole = NOTHING
+    total = ZERO_INTERVAL
     evaluated = kernels.expect_each([(run.plan.estimate(run.workload).operators, run.workload) for run in runs])
-    for run, found in zip(runs, evaluated, strict=True):
-        if not found.modelled:
+    for run, passes in zip(runs, evaluated, strict=True):
+        if not passes.modelled:
             return None
         bound = np.sum(run.plan.time_s(run.workload) * np.asarray(run.times))
         for_each = replace(run, host_s=0.0, parts=1).time_s / bound  # passes alike may have one entry for all
-        each = found.pipelined_s(run.parts, autoregressive=run.autoregressive)
+        each = passes.pipelined_s(run.parts, autoregressive=run.autoregressive)
         times = each.map(partial(np.maximum, run.host_s)).map(partial(np.multiply, run.times)).map(np.sum)
-        whole = whole.join(times.map(partial(np.multiply, for_each)), add)
-    return whole
+        total = total.join(times.map(partial(np.multiply, for_each)), add)
+    return total
 
 
 def _bound(plan: Plan, workload: Workload) -> str:
     """The bound of most of the time of a pass."""
-    waits = plan.estimate(workload).seconds_by_bound
-    return max(waits, key=waits.__getitem__)
+    times = plan.estimate(workload).seconds_by_bound
+    return max(times, key=times.__getitem__)

@@ -13,8 +13,8 @@ from .variant import Change, Variant
 
 # Times as fast. More than other changes need: users rarely exchange their library, and what is expected of libraries
 # with few measurements differs by chance.
-_NOTABLY: Final = 1.25
-_SLACK: Final = 0.01  # relative; by it the unmodelled time of a library may exceed that of the default
+_MIN_SPEED_UP: Final = 1.25
+_UNMODELLED_TOLERANCE: Final = 0.01  # relative; by it the unmodelled time of a library may exceed that of the default
 
 
 @frozen(kw_only=True)
@@ -34,18 +34,23 @@ def faster_libraries(base: Evaluation) -> tuple[FasterLibrary, ...]:
     """
     setting = base.setting
     base.expect(*base.phases)
-    before = {phase: found for phase in base.phases if (found := base.expected_pass(phase))}
-    if setting.library or not setting.kernels or not before:
+    default_passes = {phase: pass_ for phase in base.phases if (pass_ := base.expected_pass(phase))}
+    if setting.library or not setting.kernels or not default_passes:
         return ()
     fastest: dict[str, FasterLibrary] = {}
     for library in setting.kernels.default_libraries[1:]:
         change = Change(name=library, group="library", options={"library": library})
         variant = Variant(changes=(change,), base=base, result=base.in_library(change.applied(setting)))
-        variant.result.expect(*before)
-        for phase, found in before.items():
-            after, gain = variant.result.expected_pass(phase), variant.expected_pass_gain(phase)
-            least = fastest[phase].speed_up if phase in fastest else _NOTABLY
-            if after and gain and gain >= least and _bounds_s(after) <= _bounds_s(found) * (1 + _SLACK):
+        variant.result.expect(*default_passes)
+        for phase, pass_ in default_passes.items():
+            library_pass, gain = variant.result.expected_pass(phase), variant.expected_pass_gain(phase)
+            min_gain = fastest[phase].speed_up if phase in fastest else _MIN_SPEED_UP
+            if (
+                library_pass
+                and gain
+                and gain >= min_gain
+                and _unmodelled_s(library_pass) <= _unmodelled_s(pass_) * (1 + _UNMODELLED_TOLERANCE)
+            ):
                 expected = variant.result.expected_pass_s(phase)
                 assert expected
                 fastest[phase] = FasterLibrary(
@@ -54,6 +59,6 @@ def faster_libraries(base: Evaluation) -> tuple[FasterLibrary, ...]:
     return tuple(fastest[phase] for phase in base.phases if phase in fastest)
 
 
-def _bounds_s(found: ExpectedPass) -> float:
+def _unmodelled_s(pass_: ExpectedPass) -> float:
     """Expected time of operators of which only the bound is known. [s]"""
-    return float(np.sum(found.unmodelled_share * found.total.expected))
+    return float(np.sum(pass_.unmodelled_share * pass_.total.expected))

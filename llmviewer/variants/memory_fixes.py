@@ -14,8 +14,8 @@ from .changes import chunked_prefill, more_devices, offloading, smaller_weights
 from .evaluation import Evaluation, Objective
 from .variant import Change, Variant, evaluate
 
-_FACTORS: Final = (2, 4, 8)  # of the number of devices
-_LINKS: Final = ("scale_up.bandwidth", "host.bandwidth", "scale_out.bandwidth")  # any of which joins devices
+_DEVICE_FACTORS: Final = (2, 4, 8)  # of the number of devices
+_LINK_KEYS: Final = ("scale_up.bandwidth", "host.bandwidth", "scale_out.bandwidth")  # any of which joins devices
 _Changes = tuple[Change, ...]
 
 
@@ -41,58 +41,66 @@ def memory_fixes(base: Evaluation) -> MemoryFixes | None:
     if base.fits:
         return None
     chunked, narrower = (chunked_prefill(),), [(change,) for change in smaller_weights(base.setting)]
-    held = base.memory.weight_bytes + base.memory.kv_cache_bytes
-    tried: list[_Changes] = [chunked]
-    for factor in _FACTORS:
-        if held <= factor * base.memory.capacity_bytes:
-            wider = _wider(base, factor)
-            tried += [wider, (*wider, *chunked)]
-    found = _first(tried, base)
-    if any(variant.changes == chunked for variant in found):
-        return MemoryFixes(found=found)
-    found += _first(narrower, base)
-    if not found:
-        found += _first([(*_wider(base, factor), *one) for factor in _FACTORS for one in narrower], base)
-    found += _first([(change,) for change in offloading(base)], base)
-    return MemoryFixes(found=found) if found else _nothing(base)
+    held_bytes = base.memory.weight_bytes + base.memory.kv_cache_bytes
+    attempts: list[_Changes] = [chunked]
+    for factor in _DEVICE_FACTORS:
+        if held_bytes <= factor * base.memory.capacity_bytes:
+            wider = _more_devices(base, factor)
+            attempts += [wider, (*wider, *chunked)]
+    variants = _first_fitting(attempts, base)
+    if any(variant.changes == chunked for variant in variants):
+        return MemoryFixes(found=variants)
+    variants += _first_fitting(narrower, base)
+    if not variants:
+        variants += _first_fitting(
+            [(*_more_devices(base, factor), *one) for factor in _DEVICE_FACTORS for one in narrower], base
+        )
+    variants += _first_fitting([(change,) for change in offloading(base)], base)
+    return MemoryFixes(found=variants) if variants else _no_fix(base)
 
 
 def twice_as_many_devices(base: Evaluation) -> str:
     """The option for twice the degree of tensor parallelism; "" if devices are not linked or it does not divide."""
-    for variant in _possible([_wider(base, 2)], base):
+    for variant in _possible([_more_devices(base, 2)], base):
         return variant.typed
     return ""
 
 
-def _wider(base: Evaluation, factor: int) -> _Changes:
+def _more_devices(base: Evaluation, factor: int) -> _Changes:
     """`factor` times the degree of tensor parallelism."""
     return tuple(more_devices([factor * base.setting.layout.tp]))
 
 
-def _first(tried: Iterable[Sequence[Change]], base: Evaluation) -> tuple[Variant, ...]:
+def _first_fitting(attempts: Iterable[Sequence[Change]], base: Evaluation) -> tuple[Variant, ...]:
     """The first changes that are possible and fit."""
-    return tuple(islice((variant for variant in _possible(tried, base) if variant.fits), 1))
+    return tuple(islice((variant for variant in _possible(attempts, base) if variant.fits), 1))
 
 
-def _possible(tried: Iterable[Sequence[Change]], base: Evaluation) -> Iterator[Variant]:
-    for changes in tried:
+def _possible(attempts: Iterable[Sequence[Change]], base: Evaluation) -> Iterator[Variant]:
+    for changes in attempts:
         with suppress(InputError):
             yield evaluate(changes, base, Objective.TTFT)
 
 
-def _nothing(base: Evaluation) -> MemoryFixes:
+def _no_fix(base: Evaluation) -> MemoryFixes:
     """An empty result, with the changes that were tried and do not help."""
     numbers = base.setting.hardware.numbers
-    most = max((factor for factor in _FACTORS if any(_possible([_wider(base, factor)], base))), default=0)
-    tried = {
+    max_factor = max(
+        (factor for factor in _DEVICE_FACTORS if any(_possible([_more_devices(base, factor)], base))), default=0
+    )
+    attempted = {
         "chunked prefill": any(_possible([(chunked_prefill(),)], base)),
-        f"up to {most} times as many devices (--tp)": most > 0,
+        f"up to {max_factor} times as many devices (--tp)": max_factor > 0,
         **{change.about: True for change in [*smaller_weights(base.setting)][-1:]},
         "weights in host memory": f"{HOST}.bandwidth" in numbers,
     }
-    lacks = []
-    if not any(link in numbers for link in _LINKS):
-        lacks.append(f"no {_LINKS[0]} for more devices")
+    missing_facts = []
+    if not any(link in numbers for link in _LINK_KEYS):
+        missing_facts.append(f"no {_LINK_KEYS[0]} for more devices")
     if f"{HOST}.bandwidth" not in numbers:
-        lacks.append(f"no {HOST}.bandwidth for weights in host memory")
-    return MemoryFixes(found=(), tried=tuple(name for name, was in tried.items() if was), lacks=tuple(lacks))
+        missing_facts.append(f"no {HOST}.bandwidth for weights in host memory")
+    return MemoryFixes(
+        found=(),
+        tried=tuple(name for name, is_possible in attempted.items() if is_possible),
+        lacks=tuple(missing_facts),
+    )

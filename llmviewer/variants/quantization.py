@@ -9,33 +9,35 @@ from ..setting import Setting
 from ..transforms.quantize import as_typed
 
 
-def asked_scheme(setting: Setting) -> tuple[Scheme, tuple[str, ...]]:
+def given_scheme(setting: Setting) -> tuple[Scheme, tuple[str, ...]]:
     """Changes to the published precision: the scheme of the whole model, and overrides of parts."""
-    asked, published = setting.quantization, setting.model.quantization
-    if not asked.text:
-        return asked.scheme, tuple(one.text for one in asked.overrides)
-    cache = asked.scheme.kv_cache if asked.scheme.kv_cache != published.scheme.kv_cache else None
-    return Scheme(kv_cache=cache), tuple(one.text for one in asked.overrides[len(published.overrides) :])
+    quantization, published = setting.quantization, setting.model.quantization
+    if not quantization.text:
+        return quantization.scheme, tuple(one.text for one in quantization.overrides)
+    cache = quantization.scheme.kv_cache if quantization.scheme.kv_cache != published.scheme.kv_cache else None
+    return Scheme(kv_cache=cache), tuple(one.text for one in quantization.overrides[len(published.overrides) :])
 
 
-def merged(setting: Setting, text: str) -> str:
+def merged_precision(setting: Setting, text: str) -> str:
     """The precision of `setting` with the formats that `text` names, such as "W4A16g128", "W4g128", "Afp8" or "KV8".
 
     What `text` does not name is kept: the cache, overrides of parts, and activations beside new weights, which get 16
     bits if they have at most that anyway.
     """
-    wanted, effective = parse_scheme(text), setting.quantization.scheme
-    (scheme, parts), mixture = asked_scheme(setting), setting.quantization.mixture
-    cache = wanted.kv_cache or effective.kv_cache
-    if wanted.weight:
-        whole = notation(replace(wanted, activation=wanted.activation or _kept_activation(setting), kv_cache=cache))
-    elif not wanted.activation:
-        whole = as_typed(replace(scheme, kv_cache=cache), mixture)
+    new_scheme, effective = parse_scheme(text), setting.quantization.scheme
+    (scheme, parts), mixture = given_scheme(setting), setting.quantization.mixture
+    cache = new_scheme.kv_cache or effective.kv_cache
+    if new_scheme.weight:
+        of_model = notation(
+            replace(new_scheme, activation=new_scheme.activation or _kept_activation(setting), kv_cache=cache)
+        )
+    elif not new_scheme.activation:
+        of_model = as_typed(replace(scheme, kv_cache=cache), mixture)
     elif scheme.weight and not parts:
-        whole = as_typed(replace(scheme, activation=wanted.activation, kv_cache=cache), mixture)
+        of_model = as_typed(replace(scheme, activation=new_scheme.activation, kv_cache=cache), mixture)
     else:
-        whole, parts = as_typed(scheme, mixture), (*parts, f"*={notation(Scheme(activation=wanted.activation))}")
-    return ",".join(filter(None, (whole, *parts)))
+        of_model, parts = as_typed(scheme, mixture), (*parts, f"*={notation(Scheme(activation=new_scheme.activation))}")
+    return ",".join(filter(None, (of_model, *parts)))
 
 
 def _kept_activation(setting: Setting) -> Format | None:

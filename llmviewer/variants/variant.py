@@ -12,11 +12,11 @@ from ..records import frozen
 from ..setting import ChangedOptions, Setting, changes_passes
 from ..techniques import Requirement
 from .evaluation import Evaluation, Objective, Times
-from .quantization import merged
+from .quantization import merged_precision
 
-EQUAL: Final = 1.005  # smaller gains are none
-WORTH: Final = 1.05  # a change with a smaller gain is not offered unless it makes the request fit
-_NOTICEABLE: Final = 0.02  # fraction of an amount by which it must fall to be what a change relieves
+MIN_GAIN: Final = 1.005  # smaller gains are none
+MIN_OFFERED_GAIN: Final = 1.05  # a change with a smaller gain is not offered unless it makes the request fit
+_MIN_RELIEF: Final = 0.02  # fraction of an amount by which it must fall to be what a change relieves
 
 
 @frozen(kw_only=True)
@@ -45,7 +45,7 @@ class Change:
         """
         options = self.options.copy()
         if quant := options.get("quant"):
-            options["quant"] = merged(setting, quant)
+            options["quant"] = merged_precision(setting, quant)
             if any(one.quant for one in setting.techniques):
                 options["techniques"] = tuple(one for one in setting.techniques if not one.quant)
         elif "techniques" in options:
@@ -61,9 +61,9 @@ class Change:
 
     def typed(self, setting: Setting) -> str:
         """The change as options of the command line, such as "--quant W4A16g128"."""
-        given = self.merged(setting) if "quant" in self.options else self.options
-        replaced = [one.name for one in setting.techniques if one.quant] if "quant" in given else []
-        values = [(name, value) for name, value in given.items() if name != "techniques"]
+        options_given = self.merged(setting) if "quant" in self.options else self.options
+        replaced = [one.name for one in setting.techniques if one.quant] if "quant" in options_given else []
+        values = [(name, value) for name, value in options_given.items() if name != "techniques"]
         values += [("with", value) for value in self.options.get("techniques", ())]
         options = [f"--{name} {shlex.quote(str(value))}" for name, value in values]
         options += [f"--batch {self.batch}"] if self.batch else []
@@ -109,8 +109,8 @@ class Variant:
         return self._gain(before, after) if before and after else None
 
     def _gain(self, before: Times, after: Times) -> float:
-        more = 1.0 if self.objective is Objective.THROUGHPUT else self._batches
-        return more * float(after.rate(self.objective) / before.rate(self.objective))
+        batch_ratio = 1.0 if self.objective is Objective.THROUGHPUT else self._batches
+        return batch_ratio * float(after.rate(self.objective) / before.rate(self.objective))
 
     @property
     def likely_gain(self) -> float:
@@ -155,15 +155,15 @@ class Variant:
             "passes": ratios["passes"], "memory traffic": ratios["bytes"], "OPs": ratios["ops"],
             "launches": ratios["launches"],
         }  # fmt: skip
-        least = 1 - _NOTICEABLE
-        if falls["passes"] < least:
+        limit = 1 - _MIN_RELIEF
+        if falls["passes"] < limit:
             name = "passes"
-        elif self.gain <= EQUAL < self.likely_gain and falls["launches"] < least:
+        elif self.gain <= MIN_GAIN < self.likely_gain and falls["launches"] < limit:
             name = "launches"
         else:
             first = "OPs" if self._relieved_bound == "compute" else "memory traffic"
-            name = first if falls[first] < least else min(falls, key=falls.__getitem__)
-        return f"{name} {falls[name] - 1:+.0%}" if falls[name] < least else "some of each"
+            name = first if falls[first] < limit else min(falls, key=falls.__getitem__)
+        return f"{name} {falls[name] - 1:+.0%}" if falls[name] < limit else "some of each"
 
     @property
     def _relieved_bound(self) -> str:
@@ -179,12 +179,12 @@ def evaluate(changes: Change | Sequence[Change], base: Evaluation, objective: Ob
 
     Raises InputError if they are not possible.
     """
-    several = (changes,) if isinstance(changes, Change) else tuple(changes)
+    each_change = (changes,) if isinstance(changes, Change) else tuple(changes)
     setting, batch = base.setting, base.batch
-    for change in several:
+    for change in each_change:
         setting, batch = change.applied(setting), change.batch or batch
     result = base.changed(setting, batch)
     if changes_passes(setting.techniques):
         result.bounds  # noqa: B018  # raises what makes passes of techniques impossible
     setting.plan, setting.decode_plan  # noqa: B018  # raise what makes a layout or a format impossible
-    return Variant(changes=several, base=base, result=result, objective=objective)
+    return Variant(changes=each_change, base=base, result=result, objective=objective)

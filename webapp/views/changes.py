@@ -11,7 +11,7 @@ from llmviewer.reports.phrases import between
 from llmviewer.units import counted, fold, seconds, si
 from llmviewer.variants.changes import flash_attention, fullest_batch, further_techniques, more_devices, precisions
 from llmviewer.variants.evaluation import Evaluation, Objective
-from llmviewer.variants.variant import EQUAL, WORTH, Change, Variant
+from llmviewer.variants.variant import MIN_GAIN, MIN_OFFERED_GAIN, Change, Variant
 
 from ..cpu_limit import CpuLimitError
 from ..results import DeviceResult, evaluation_of
@@ -160,7 +160,7 @@ def evaluated(
 
 def is_worthwhile(variant: Variant) -> bool:
     """Whether a variant is faster, by its expected gain if known, or makes the request fit."""
-    return variant.likely_gain >= WORTH or variant.mends
+    return variant.likely_gain >= MIN_OFFERED_GAIN or variant.mends
 
 
 def memory_verdict(variant: Variant) -> str:
@@ -171,9 +171,9 @@ def memory_verdict(variant: Variant) -> str:
 def gain_text(variant: Variant) -> str:
     """Gain at the bound, such as "3.7x faster" and "5.6x tokens/s"."""
     gain = variant.gain
-    if gain >= EQUAL:
+    if gain >= MIN_GAIN:
         return f"{fold(gain)} {'tokens/s' if variant.changes[0].batch else 'faster'}"
-    return "no faster" if gain > 1 / EQUAL else f"{fold(1 / gain)} slower"
+    return "no faster" if gain > 1 / MIN_GAIN else f"{fold(1 / gain)} slower"
 
 
 def time_text(variant: Variant) -> str:

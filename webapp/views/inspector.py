@@ -21,7 +21,7 @@ from llmviewer.roofline import PlannedOperator
 from llmviewer.setting import Setting
 from llmviewer.units import fold, seconds, si
 from llmviewer.variants.changes import CACHE, flash_attention, larger_batch, precisions
-from llmviewer.variants.variant import WORTH, Change
+from llmviewer.variants.variant import MIN_OFFERED_GAIN, Change
 from llmviewer.workload import Workload
 
 from ..results import DeviceResult
@@ -195,7 +195,7 @@ def _improvements(
         if row is None:
             continue
         new_time_s = op.repeat * max(float(evaluate(form, workload)) for form in row.busy_s.values())
-        if new_time_s and op.bound_time_s / new_time_s >= WORTH:
+        if new_time_s and op.bound_time_s / new_time_s >= MIN_OFFERED_GAIN:
             gain = op.bound_time_s / new_time_s
             improvements.append((gain, _change_label(change), seconds(new_time_s), f"{fold(gain, 2)} faster"))
     (sequences,) = workload.groups
@@ -207,7 +207,7 @@ def _improvements(
         )
         larger_workload = Workload((replace(sequences, batch=batch_ratio * sequences.batch),))
         new_time_s = op.repeat * max(float(evaluate(form, larger_workload)) for form in row.busy_s.values())
-        if (gain := batch_ratio * op.bound_time_s / new_time_s) >= WORTH:
+        if (gain := batch_ratio * op.bound_time_s / new_time_s) >= MIN_OFFERED_GAIN:
             improvements.append((gain, f"batch {batch}", seconds(new_time_s), f"{fold(gain, 2)} tokens/s"))
     yield from (one[1:] for one in sorted(improvements, key=lambda one: -one[0]))
 

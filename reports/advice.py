@@ -133,7 +133,7 @@ class Folded(Table):
 def tables(result: Advice) -> list[Table]:
     columns_shown = "Expected, bound" if result.base.expected else "Bound"
     about = f"{columns_shown}: speed-up. Relieves: work per token that falls most; passes: of the model.{_LEFT_NOTE}"
-    groups = [(needs, list(same)) for needs, same in groupby(result.alone, key=lambda line: line.requires.needs)]
+    groups = [(needs, list(same)) for needs, same in groupby(result.alone, key=lambda line: line.requires.description)]
     single_tables = [
         _table(f"Single, {needs}", result, same, ("TTFT", "TPOT"), about if same[-1] is result.alone[-1] else "")
         for needs, same in groups

@@ -17,8 +17,8 @@ _MAX_ROWS: Final = 8  # rows of the table
 
 def title(result: Splits) -> str:
     best = result.splits[0].result
-    kinds = f"attention on {best.placetention.hardware.name}, experts on {best.experts.hardware.name}"
-    return f"{best.placetention.model.title} on {result.devices} devices: {kinds}"
+    kinds = f"attention on {best.attention.hardware.name}, experts on {best.experts.hardware.name}"
+    return f"{best.attention.model.title} on {result.devices} devices: {kinds}"
 
 
 def headline(result: Splits) -> str:
@@ -26,7 +26,7 @@ def headline(result: Splits) -> str:
     best = result.splits[0].result
     goal = f", TPOT <= {seconds(result.tpot)}" if result.tpot else ""
     return (
-        f"{title(result)}: decode at context {best.kv_len}, {best.placetention.quantization}, {best.link} "
+        f"{title(result)}: decode at context {best.kv_len}, {best.attention.quantization}, {best.link} "
         f"links between them{goal}"
     )
 
@@ -77,7 +77,7 @@ def remarks(result: Splits) -> list[str]:
     if best.together is not None and best.together[place] > 0:
         together_rate = number_item(best.together[place]).text
         lines.append(
-            f"Without disaggregation, on {best.placetention.hardware.name} with as many sequences per device: "
+            f"Without disaggregation, on {best.attention.hardware.name} with as many sequences per device: "
             f"{together_rate} tokens/s per device."
         )
     return lines

@@ -279,7 +279,9 @@ def afd(
         ep=expert_count,
         redundant_experts=whole_number("redundant_experts", all_options["redundant_experts"], least=0),
     )
-    attention_changes, expert_changes = changes_by_device((attention_hardware, expert_hardware), all_options["hardware_set"])
+    attention_changes, expert_changes = changes_by_device(
+        (attention_hardware, expert_hardware), all_options["hardware_set"]
+    )
     shared_options = all_options | {"redundant_experts": 0}  # `expert_layout` has them
     attention = Setting.of(
         loaded, attention_hardware, layout=layout, **shared_options | {"hardware_set": attention_changes}

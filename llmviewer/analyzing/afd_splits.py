@@ -116,7 +116,9 @@ def afd_splits(
     )
     arguments.check_positive(tpot=tpot)
     sides = {"attention_hardware": attention_hardware, "expert_hardware": expert_hardware}
-    changed_sides = zip(sides.items(), changes_by_device(tuple(sides.values()), all_options["hardware_set"]), strict=True)
+    changed_sides = zip(
+        sides.items(), changes_by_device(tuple(sides.values()), all_options["hardware_set"]), strict=True
+    )
     question: dict[str, Any] = {
         "model": loaded, "kv_len": kv_len, "micro_batches": micro_batches, "link": link, "years": years,
         **{name: Setting.of(loaded, one, hardware_set=changes).hardware for (name, one), changes in changed_sides},

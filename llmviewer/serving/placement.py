@@ -233,7 +233,7 @@ def _memory_needs(setting: Setting, lowered: _Lowered, load: Load) -> MemoryNeed
     layout, shapes = setting.layout, Shapes(step=setting.step)
     model, drafts = lowered.model, lowered.drafts
     auxiliary: tuple[Footprint, ...] = ()
-    if drafts and any(each.beside(setting) for each in setting.techniques):
+    if drafts and any(each.auxiliary_graphs(setting) for each in setting.techniques):
         auxiliary = (replace(Footprint.of(drafts.step, layout=layout), shapes=shapes),)
     footprint = replace(Footprint.of(model.prefill, model.step, layout), shapes=shapes, beside=auxiliary)
     prompt, gen, shared_prefix = float(load.prompt), float(load.gen + load.width - 1), float(load.common)

@@ -299,7 +299,7 @@ def test_the_report(capsys, found):
     assert document["alone"][0]["expected_gain"] >= document["alone"][1]["expected_gain"]
     rows = list(csv.DictReader(io.StringIO(REPORT.csv(found))))
     assert {row["kind"] for row in rows} >= {"alone", "together", "no_help"}
-    assert "best together" in REPORT.html(found)
+    assert "best combined" in REPORT.html(found)
 
 
 @pytest.mark.parametrize(

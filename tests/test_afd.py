@@ -208,8 +208,8 @@ def test_a_report_of_splits(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        (["--tpot", "0.05"], "--tpot is for --devices, which looks for the best split"),
-        (["--devices", "9", "--batch", "64"], "--batch is what --devices looks for; leave one out"),
+        (["--tpot", "0.05"], "--tpot is for --devices, which finds the best split"),
+        (["--devices", "9", "--batch", "64"], "--batch and --devices exclude each other; leave one out"),
         (["--devices", "1"], "--devices must be a whole number of at least 2; got 1"),
         (
             ["--devices", "9", "--tpot", "0.0001"],
@@ -229,7 +229,7 @@ def test_the_report_says_which_side_waits(capsys):
     assert main(["afd", "deepseek-v3", "h200-sxm", "h20-sxm", "--expert-devices", "32", "--quant", "fp8"]) == 0
     text = capsys.readouterr().out
     assert text.startswith(
-        "DeepSeek-V3: attention on 8 x h200-sxm, experts on 32 x h20-sxm: decode at a\ncontext of 4096"
+        "DeepSeek-V3: attention on 8 x h200-sxm, experts on 32 x h20-sxm: decode at\ncontext 4096"
     )
     assert "expert devices for each attention device would keep" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80
@@ -268,5 +268,5 @@ def test_what_cannot_be_is_told(question, told):
 
 
 def test_a_model_without_experts_is_refused():
-    with pytest.raises(InputError, match=r"^llama-2-7b has no experts that could be on devices of their own$"):
+    with pytest.raises(InputError, match=r"^llama-2-7b has no routed experts to put on separate devices$"):
         afd("llama-2-7b", "h100-sxm", "h100-sxm")

@@ -191,7 +191,7 @@ def test_a_layout_of_one_side_alone(capsys):
 
 
 def test_what_cannot_be(capsys):
-    with pytest.raises(InputError, match="does not generate: there are no decode steps to take on other devices"):
+    with pytest.raises(InputError, match="does not generate: there are no decode steps to run on other devices"):
         disaggregate("bert-base", "h100-sxm", "l4")
     code, text = _printed(capsys, "--kv-transfer", "late")
     assert (code, text) == (2, "llmviewer: --kv-transfer must be one of after, overlapped; got 'late'\n")

@@ -228,10 +228,8 @@ def test_what_cannot_be_split_is_told(more, told, capsys):
 def test_the_report_says_which_side_waits(capsys):
     assert main(["afd", "deepseek-v3", "h200-sxm", "h20-sxm", "--expert-devices", "32", "--quant", "fp8"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith(
-        "DeepSeek-V3: attention on 8 x h200-sxm, experts on 32 x h20-sxm: decode at\ncontext 4096"
-    )
-    assert "expert devices for each attention device would keep" in " ".join(text.split())
+    assert text.startswith("DeepSeek-V3: attention on 8 x h200-sxm, experts on 32 x h20-sxm: decode at\ncontext 4096")
+    assert "expert devices per attention device would balance" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80
 
 

@@ -266,13 +266,15 @@ class Placement:
         prefill_microbatches = 2 if layout.two_batch_overlap and load.new > 1 else 1
         prefill_steps = self._prefill_points(load).times(1 / prefill_microbatches)
         share, microbatches = (
-            np.broadcast_to(each, batches.shape) for each in (layout.micro_batch_size(batches), layout.micro_batch_count(batches))
+            np.broadcast_to(each, batches.shape)
+            for each in (layout.micro_batch_size(batches), layout.micro_batch_count(batches))
         )
         for points in self.model.points(prefill_steps, load.decoding_group(share)):
             yield _NetworkPasses(*points, microbatches, prefill_microbatches, is_draft=False)
         if self.drafter and self.drafts:
             passes = zip(self.drafter.widths, self.drafter.before, strict=True)
-            drafting = _concatenated(*(decoding_group(width, share, load.middle + before) for width, before in passes))
+            steps = (decoding_group(width, share, load.middle + before) for width, before in passes)
+            drafting = _concatenated(*steps)
             for points in self.drafts.points(prefill_steps if self.drafter.reads else None, drafting):
                 yield _NetworkPasses(*points, microbatches, prefill_microbatches, is_draft=True)
 

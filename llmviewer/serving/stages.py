@@ -220,16 +220,8 @@ class Stage:
     @cached_property
     def _launches(self) -> tuple[TabulatedForm, TabulatedForm]:
         """Number of launches of a step with prefills, and of one that only decodes."""
-        tokens = [float(_token_count(groups)) for groups in busy] if self.shared or self.sent else []
-        microbatches = int(self._halves(max(tokens))) if self.sent else 1
-        each = [self._divided(groups, microbatches) for groups in busy] if self.sent else busy
-        own_times = [self._own.time_s(groups, decodes=decodes) for groups in each]
-        times = [max(own_times)]
-        if self._shared:
-            times.append(self._shared.time_s(self._evenly(sum(tokens) / microbatches), decodes=False))
-        times += [max(part.time_s(groups, decodes=decodes) for groups in each) for part in self._overlapped]
-        step_s = float(self._whole(times, microbatches, busy[own_times.index(max(own_times))], decodes))
-        return step_s + self.drafts.time_s([self._by_kind(groups) for groups in busy]) if self.drafts else step_s
+        prefill, decode = ([counted(getattr(part, name)) for part in self._parts] for name in ("plan", "decode_plan"))
+        return TabulatedForm(sum(prefill[1:], start=prefill[0])), TabulatedForm(sum(decode[1:], start=decode[0]))
 
 
 @frozen(kw_only=True)

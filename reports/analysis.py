@@ -194,7 +194,7 @@ def remarks(analysis: Analysis, *, brief: bool = False, sources: bool = False) -
 def _engine_sources(analysis: Analysis) -> tuple[str, ...]:
     """Sources of the launch times and the scheduler of the engine."""
     name = analysis.inputs["engine"]
-    return (ENGINES[name].said,) if name and analysis.generation.expected_latency_s is not None else ()
+    return (ENGINES[name].description,) if name and analysis.generation.expected_latency_s is not None else ()
 
 
 def basis(analysis: Analysis) -> str:

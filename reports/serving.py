@@ -34,7 +34,7 @@ def basis(result: Simulation | Saturation) -> str:
         return f"{_BOUND} {unknown(result.unknown)}".strip()
     setting = result.setting
     if setting.engine:
-        return f"{_BOUND} Expected: step times of {setting.engine.said}"
+        return f"{_BOUND} Expected: step times of {setting.engine.description}"
     return f"{_BOUND} Expected: step times from {kernels(setting)}, without launch gaps and scheduler overhead."
 
 

@@ -142,7 +142,7 @@ def test_types_of_gguf_files_are_told_their_engine(asked, told):
 
 def test_what_an_engine_says_of_itself():
     for name in ENGINES:
-        assert "factors fitted to passes measured by its users" in find_engine(name).said
+        assert "factors fitted to passes measured by its users" in find_engine(name).description
     found = headline(analyze("llama-3-8b", "m4-max", engine="mlx"))
     assert found.endswith(", engine mlx")
 

@@ -57,7 +57,7 @@ def test_an_engine_without_a_row_is_its_kernels_alone():
     for name in set(ENGINES) - set(ROWS):
         engine = ENGINES[name]
         assert (engine.kernels, engine.host) == (1, IDLE)
-        assert f"nothing was fitted; tested against {SERVERS}, as it has no row in {TABLE}" in engine.said
+        assert f"nothing was fitted; tested against {SERVERS}, as it has no row in {TABLE}" in engine.description
 
 
 def test_no_engine_is_faster_than_the_bound():

@@ -160,7 +160,7 @@ def _user_files(name: str) -> tuple[tuple[str, int, int], ...]:
 
 @lru_cache(maxsize=1024)
 def _cached_device(name: str, folder: str, user_files: object) -> Device | str:  # noqa: ARG001 - they decide what is found
-    """The device, or what is wrong: a table asks for the same one for each of its kernels."""
+    """Device, or the error; cached, as all kernels of a table have the same one."""
     try:
         return _device_of_name(name)
     except InputError as error:

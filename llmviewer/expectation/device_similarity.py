@@ -13,7 +13,7 @@ _SAME_KERNELS: Final = {"blackwell ultra": "blackwell"}
 # OPs in a clock of a core below which its matrix units are slowed down, as those of GeForce cards are to 512 where they
 # add up in fp32, half of what others of their chips do (NVIDIA Ampere GA102 whitepaper, table 9).
 _HALF_RATE_OPS: Final = 768
-_PORTABLE_INSTRUCTIONS: Final = "ampere"  # whose matrix instructions all later devices have
+_PORTABLE_INSTRUCTIONS: Final = "ampere"  # generation whose matrix instructions all later devices have
 _MAX_PORTABLE_OPS: Final = 4096.0  # OPs in a clock of a core, at most, of those without the instructions of 8,192
 
 

@@ -105,7 +105,7 @@ class Engine:
         return meant
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """Derivation of its times, as text."""
         if self.whole:
             return f"{self.title}: factors fitted to passes measured by its users ({LOCAL}). {self.note}"
@@ -183,7 +183,10 @@ ENGINES: Final = {
 
 
 def find_engine(name: str, library: str = "") -> Engine:
-    """Raises InputError, with the nearest names, where there is none such, and where another library is asked for."""
+    """Returns an engine.
+
+    Raises InputError, with the nearest names, if it is unknown, or if another library is requested.
+    """
     if name not in ENGINES:
         raise InputError(f"no engine {name!r}; {suggest(name, ENGINES)}")
     engine = ENGINES[name]

@@ -201,7 +201,7 @@ class ExpectedPass:
         return np.asarray(np.divide(unmodelled_s, self.expected_s))
 
     def pipelined_s(self, parts: Num, *, autoregressive: bool) -> Interval:
-        """The expected time whose lower bound is Plan.in_parts."""
+        """Expected time of a batch cut into micro-batches, whose lower bound is Plan.pipelined_s()."""
         pipelined = partial(pipelined_s, parts=parts, autoregressive=autoregressive or overlapping(self.lanes))
         return self.total.join(self.slowest, pipelined)
 

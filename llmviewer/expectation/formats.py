@@ -56,20 +56,26 @@ TYPES: Final[Mapping[str, KernelType]] = {
     "w2a8_int8": KernelType(weight=0.25, activation=1, arithmetic="int8"),
     "w4a4_int4": KernelType(weight=0.5, activation=0.5, arithmetic="int4"),
 }
-# What libraries run where no matrix unit multiplies a type: its weights alone are narrow, and widened on the way.
+# Types that libraries run if no matrix unit multiplies a type: only its weights are narrow, and widened on load.
 # vLLM does so with fp8 before Ada (docs.vllm.ai, FP8 W8A8: "weight-only W8A16, utilizing FP8 Marlin").
 WEIGHTS_ONLY: Final[Mapping[str, str]] = {
     "nvfp4": "nvfp4_wo", "fp4": "w4a16_mxfp4", **dict.fromkeys(("fp8", "fp8_static", "fp8_block"), "w8a16_fp8"),
 }  # fmt: skip
-# What torch and vLLM call them, and of products what --quant does.
+# Names in torch and vLLM, and names of --quant for products.
 _FP8: Final = re.compile(r"^(?:float8|fp8)_e[45]m[23](?:fn|fnuz)?$")
 _SYNONYMS: Final = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}
 SCHEMES: Final[Mapping[str, str]] = {
     "int4": "int4_wo", "w4a16": "int4_wo", "w8a16": "int8_wo", "mxfp4": "w4a16_mxfp4",
 }  # fmt: skip
 CACHE_BYTES: Final[Mapping[str, float]] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
-EQUAL_COST_TYPES: Final = ({"bf16", "fp16"}, {"fp8", "fp8_static"}, {"int8", "sq"})  # that take as long on a device
-STAND_IN_TYPES: Final[Mapping[str, tuple[str, ...]]] = {  # whose fractions stand in where a type was not measured
+EQUAL_COST_TYPES: Final = (
+    {"bf16", "fp16"},
+    {"fp8", "fp8_static"},
+    {"int8", "sq"},
+)  # types that take equally long on a device
+STAND_IN_TYPES: Final[
+    Mapping[str, tuple[str, ...]]
+] = {  # types that stand in for one that was not measured, the most similar first
     "bf16": ("fp16",),
     "fp16": ("bf16",),
     "fp8": ("fp8_static", "fp8_block", "bf16"),

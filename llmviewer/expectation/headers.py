@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _REQUIRED_COLUMNS: Final = ("gpu", "framework")
-TYPED: Final = ("gemm", "moe")  # families whose rows must say their data type
+TYPED: Final = ("gemm", "moe")  # families whose rows must have a data type
 # What other tables call our columns, by letters in lower case; read under our names only, since units may differ.
 _COLUMN_SYNONYMS: Final[Mapping[str, tuple[str, ...]]] = {
     "gpu": ("device", "hardware", "gpuname", "gputype", "system", "accelerator"),

@@ -21,14 +21,14 @@ MAX_POINTS: Final = 4000  # points that a profile keeps
 NEIGHBOURS: Final = 8
 _REACH: Final = 1.0  # doublings of a size at which a point weighs as much as the model
 _SAME_SHAPE_DISTANCE: Final = 1e-6
-_CHUNK: Final = 1024  # rows whose distances to all points are held at once
+_CHUNK: Final = 1024  # rows whose distances to all points are in memory at a time
 
 
 @frozen(kw_only=True)
 class FitResidual:
     """Residuals of one kernel implementation on one device.
 
-    columns   sizes that tell shapes apart
+    columns   sizes that distinguish shapes
     points    as measured, a row each
     factors   measured / expected of each
     mape      of rows that were held out at random, with the other rows' points

@@ -45,7 +45,7 @@ _CALLED_LIBRARIES: Final[Mapping[str, Mapping[str, str]]] = {
     "gemm": dict.fromkeys(("sarathi", "hf-transformers", "pytorch", "pytorch/te"), "cublas"),
     "collectives": {"torch.distributed": "nccl"},
 }
-# What libraries are called elsewhere, and operations, by their letters: those whose names profiles and analyses have.
+# Other names of libraries and operations, by their letters, and the names in profiles and analyses.
 _LIBRARIES: Final = {
     **{name: name for name in ("vllm", "sglang", "trtllm", "cublas", "nccl", "pytorch", "triton")},
     **dict.fromkeys(("tensorrt-llm", "tensorrt_llm", "trt-llm"), "trtllm"),
@@ -60,7 +60,7 @@ _OPERATIONS: Final = {
     "layernorm": "ln",
     "alltoall": "alltoall",
 }
-_EAGER_LIBRARY: Final = "pytorch"  # whose element-wise kernels the host launches one by one, in public tables
+_EAGER_LIBRARY: Final = "pytorch"  # library whose element-wise kernels the host launches one by one in public tables
 _GRAPH_STATISTIC: Final = "mean_cudagraph"  # the same tensors again and again: what fits stays in the cache
 # Sets of weights in the loop of the aiconfigurator collector; for trtllm as many as exceed the cache, up to 5.
 _WEIGHT_SETS: Final = {"vllm": 6.0, "sglang": 6.0}
@@ -68,7 +68,7 @@ _WEIGHT_SETS: Final = {"vllm": 6.0, "sglang": 6.0}
 # that a chain of torch's operators quantizes row by row (per_token_quant_int8).
 _PRODUCT_NAMES: Final = {("sglang", "int8_wo"): "int8_dynamic"}
 # Experts chosen, experts and width of models whose experts have no gate (Nemotron 3: mlp_hidden_act is relu2). From
-# these versions on the aiconfigurator collector runs them so, while its tables say it of trtllm only: with the weights
+# these versions on the aiconfigurator collector runs them so, while its tables mark only trtllm: with the weights
 # of a gate, they would have been read at up to 1.4 times the memory's bandwidth.
 _UNGATED: Final = ((6, 128, 2688), (22, 512, 2048), (22, 512, 4096), (22, 512, 8192))
 _UNGATED_SINCE: Final[Mapping[str, tuple[float, ...]]] = {"vllm": (0, 24), "sglang": (0, 5, 14)}
@@ -247,10 +247,10 @@ def _columns(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _families(frame: pd.DataFrame, path: Path, unread: Counter[str]) -> Iterator[tuple[Family, Array]]:
-    """Each family of a table, in the order of its first row, and where its rows are; a row that says none is of the
-    first that is said.
+    """Yields each family of a table, in the order of its first row, with the indices of its rows; rows without a family
+    belong to the first one.
 
-    Raises InputError where the first is not known, or none is said and no family has such columns.
+    Raises InputError if the first family is unknown, or if there is no column "family" and no family has such columns.
     """
     labels = _texts(frame, "family")
     names = list(dict.fromkeys(filter(None, labels)))

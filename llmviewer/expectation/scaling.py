@@ -212,7 +212,7 @@ def _core_rate(parameters: Parameters, scaling: _Scaling) -> Parameters:
     if not (scaling.family.memory_bound and scaling.same_vendor and runs_same_code(scaling.fit, scaling.target)):
         return {}
     full_beta = next(q.prior for q in scaling.family.parameters if q.name == "beta")
-    core_share = max(1 / parameters["beta"] - 1 / full_beta, 0.0)  # for each byte, beside what memory takes
+    core_share = max(1 / parameters["beta"] - 1 / full_beta, 0.0)  # per byte, beyond the time of memory
     return {"beta": 1 / (1 / full_beta + core_share * scaling.memory_bytes)} if core_share else {}
 
 

@@ -17,20 +17,25 @@ CALIBRATED: Final = "calibrated on "
 TRANSFERRED: Final = "transferred from "
 STAND_IN: Final = "stand-in"
 NOT_MEASURED: Final = "no kernel measured; memory traffic only"
-STAND_IN_DTYPE: Final = ", kernels for "  # a type that is alike, and not the one that is asked for
-CLASSES: Final = ("transferred", STAND_IN, "no kernel measured", BOUND_ONLY)  # as they begin, beside calibrated ones
+STAND_IN_DTYPE: Final = ", kernels for "  # precedes a similar data type that stands in
+CLASSES: Final = (
+    "transferred",
+    STAND_IN,
+    "no kernel measured",
+    BOUND_ONLY,
+)  # first words of labels, besides "calibrated on"
 
 
 def bound_only_label(why: str) -> str:
-    """The source of what nothing above the bound is known of."""
+    """Label of a time for which only the bound is known."""
     return f"{BOUND_ONLY}: {why}"
 
 
 def bound_only_reason(source: str) -> str:
-    """Why nothing above the bound is known, by such a source; "" by none."""
+    """Reason in a "bound only" label; "" if there is none."""
     return source.removeprefix(bound_only_label(""))
 
 
 def stand_in_label(why: str, source: str) -> str:
-    """The source of kernels, that of `source`, which stand in for work that they do not do."""
+    """Label of kernels with label `source` that stand in for other work."""
     return f"{STAND_IN}: {why}; {source}"

@@ -300,11 +300,11 @@ def _distance(fit: KernelFit, device: Device, implementation: Implementation) ->
     library ranks no better than another library's.
     """
     other, family = device_traits(fit.device), FAMILIES[fit.family]
-    maker, *near = device_distance(other, device, computes=family.multiplies_matrices)
+    vendor, *near = device_distance(other, device, computes=family.multiplies_matrices)
     if not family.generation_dependent:
         memory = int(other.stacked != device.stacked)
         return (
-            maker,
+            vendor,
             int(implementation.host_launched and not fit.implementation.host_launched),
             memory,
             int(fit.implementation.host_launched and not implementation.host_launched),
@@ -321,11 +321,11 @@ def _distance(fit: KernelFit, device: Device, implementation: Implementation) ->
     )
     untuned = kernel and fit.variant in family.untuned_variants
     if _same_architecture(fit, device) or not family.multiplies_matrices:
-        return (maker, int(weak), int(paced), 0, *near, library + kernel + untuned)
+        return (vendor, int(weak), int(paced), 0, *near, library + kernel + untuned)
     same_kernel = (
         family.rewritten_per_generation and _same_kernel_name(fit, implementation) and runs_same_code(fit, device)
     )
-    return (maker, int(weak), int(paced), 1 - same_kernel, *near, (library or kernel) + untuned)
+    return (vendor, int(weak), int(paced), 1 - same_kernel, *near, (library or kernel) + untuned)
 
 
 def _same_kernel_name(fit: KernelFit, implementation: Implementation) -> bool:

@@ -26,8 +26,8 @@ _MAX_ROWS: Final = 6000  # used for the fit
 _MAX_LOG_ERROR: Final = 0.4  # log errors are clipped to this
 _SCALE: Final = 0.06  # errors above this share count in proportion, not squared
 _ROUNDS: Final = 4
-# Shapes whose distances to all nodes are worked out at once: so few that one core multiplies them; and never fewer, as
-# products of matrices of other sizes are rounded otherwise, and a shape has one trend in whatever company it is asked.
+# Shapes that are evaluated at a time: few enough for one core, and always as many, as matrix products of other sizes
+# round otherwise: the trend of a shape must not depend on the other shapes of a query.
 _CHUNK: Final = 128
 # exp() of it adds nothing to a sum in 32 bits. That of less is denormal, with which sums take ten times as long.
 _MIN_EXPONENT: Final = np.float32(-80.0)
@@ -37,7 +37,7 @@ _MIN_EXPONENT: Final = np.float32(-80.0)
 class Trend:
     """Residuals of one kernel implementation on one device.
 
-    columns  sizes that tell shapes apart
+    columns  sizes that distinguish shapes
     nodes    the sizes of one and its weight; the next after a semicolon. As text, since few of all are ever looked at
     """
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _MAX_WORST_ROWS: Final = 10
 _MAX_POINTS: Final = 4000  # points of a report, chosen at random where there are more
 COLUMNS: Final = ("bound_us", "expected_us", "expected_low_us", "expected_high_us", "expected_source")
-_BOUND: Final = "bound"  # the source of rows of which nothing is expected, and whose interval has no end
-_TOLERANCE: Final = 1.005  # how much faster than the bound is a violation, beyond what a clock can tell
+_BOUND: Final = "bound"  # source of rows without an expected time, whose interval is unbounded
+_TOLERANCE: Final = 1.005  # bound over time from which a row violates the bound, beyond the resolution of clocks
 
 
 @frozen(kw_only=True)

@@ -65,10 +65,10 @@ def terms(kernel: LibraryKernel, hardware: Hardware, *, integers: bool) -> dict[
 
 @frozen(kw_only=True)
 class EngineKernels:
-    """Kernels of an engine for devices of some makers.
+    """Kernels of an engine for devices of some vendors.
 
     engine, title  its engine, and its own name, such as "CUDA"
-    vendors        makers of its devices
+    vendors        vendors of its devices
     hbm            whether only devices with stacked memory are its, or only others; None: all
     activations    the 8-bit format to which it quantizes activations for products with narrow weights; "" if it does
                    not
@@ -155,7 +155,7 @@ def has_hbm(hardware: Hardware) -> bool:
 
 
 def typical(engine: str, devices: Sequence[Hardware]) -> Hardware:
-    """The device whose precision all can have: the first on which the engine quantizes activations, if any.
+    """Device whose precision suits all devices: the first on which the engine quantizes activations, if any.
 
     Other kernels widen weights to the format of activations, so narrower ones change no time by more than their bytes.
     """
@@ -181,8 +181,8 @@ def backend_of(engine: str, hardware: Hardware) -> EngineKernels:
     for one in candidates:
         if one.runs_on(hardware):
             return one
-    makers = ", ".join(dict.fromkeys(vendor for one in candidates for vendor in one.vendors))
-    raise InputError(f"engine: {engine} was measured on GPUs of {makers}; {hardware.name} is none")
+    vendors = ", ".join(dict.fromkeys(vendor for one in candidates for vendor in one.vendors))
+    raise InputError(f"engine: {engine} was measured on GPUs of {vendors}; {hardware.name} is none")
 
 
 def _backend(engine: str, part: Section) -> EngineKernels:

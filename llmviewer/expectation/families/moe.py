@@ -196,7 +196,7 @@ def _marlin(work: _Work) -> tuple[Array, Array]:
 
 
 def _tall(work: _Work) -> tuple[Array, Array]:
-    """Times grow in steps of 128 rows of an expert: FlashInfer's CUTLASS on Hopper, which nobody tuned."""
+    """Times grow in steps of 128 rows of an expert: FlashInfer's CUTLASS on Hopper, which is untuned."""
     return np.full_like(work["tokens"], 128), np.full_like(work["tokens"], 128)
 
 
@@ -219,7 +219,9 @@ def _amounts(shapes: Shapes) -> dict[str, Array]:
     tokens, hidden, inter, topk, experts, tp, ep, gated, skew = (np.asarray(shapes[c], dtype=float) for c in names)
     loads = local_loads(tokens, experts, topk, ep, skew)
     rows, reached, tiles = loads[:, 0], loads[:, 1], loads[:, 2:]
-    reached_experts = np.asarray(shapes["reached"], dtype=float)  # of the device's experts; 0 where it is not said
+    reached_experts = np.asarray(
+        shapes["reached"], dtype=float
+    )  # experts of the device that tokens reach; 0 if unknown
     fewer = (reached_experts > 0) & (reached_experts < reached)
     reached = np.where(fewer, reached_experts, reached)
     tiles = np.where(fewer[:, None], even_tiles(rows, reached), tiles)

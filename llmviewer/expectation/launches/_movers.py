@@ -1,4 +1,4 @@
-"""Operators whose time is that of their bytes."""
+"""Memory-bound operators, modelled by the bytes that they move."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def unmeasured(op: Operator, work: LaunchWork) -> tuple[LibraryKernel, ...]:
 
 
 def mover(op: Operator, work: LaunchWork, *, where: Num = True, name: str = "") -> LibraryKernel:
-    """The kernel of an operator whose time is that of its bytes: operation `name`, that of its kind, or an addition."""
+    """Kernel of a memory-bound operator: operation `name`, the operation of its kind, or an addition."""
     softmax = isinstance(op, Softmax)
     name, dtype = ("softmax", "fp32") if softmax else (name or kind_of(op.kind).measured or _FALLBACK_OPERATION, "fp16")
     moved = work.nbytes

@@ -82,7 +82,9 @@ def _shape(op: Linear) -> tuple[int, float, float]:
     max_batch = round(width * sum(t.width for t in op.outputs) / size)
     if width == size // rows or max_batch < 2:
         return 1, rows, size / rows
-    batch = next(n for n in range(max_batch, 0, -1) if width % n == 0)  # results may be beside what is not multiplied
+    batch = next(
+        n for n in range(max_batch, 0, -1) if width % n == 0
+    )  # outputs may include columns that are not multiplied
     return batch, size / width, width / batch
 
 

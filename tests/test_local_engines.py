@@ -137,7 +137,7 @@ def test_simulated_steps_are_those_of_the_engine(engine, device, quant):
 )
 def test_types_of_gguf_files_are_told_their_engine(asked, told):
     found = analyze("llama-3-8b", "rtx-4090", **asked).notes
-    assert any("--engine llama.cpp gives those of llama.cpp" in note for note in found) is told
+    assert any("--engine llama.cpp uses those of llama.cpp" in note for note in found) is told
 
 
 def test_what_an_engine_says_of_itself():

@@ -127,7 +127,7 @@ class LaunchTable:
         return values
 
     def _group_values(self, group: Spans) -> tuple[float, ...]:
-        """What a group of sequences adds to each summed feature."""
+        """Summands of a group of sequences, by summed feature."""
         key = group.batch, group.q_len, group.kv_len, group.logits
         values = self._by_group.get(key)
         if values is None:

@@ -85,9 +85,9 @@ def _table(path: Path) -> Iterator[_TraceLine]:
     names = {name.strip().lower(): name for name in reader.fieldnames or ()}
     columns = {}
     for key, aliases in _COLUMNS.items():
-        found = next((names[name] for name in aliases if name in names), None)
-        if found is not None:
-            columns[key] = found
+        header = next((names[name] for name in aliases if name in names), None)
+        if header is not None:
+            columns[key] = header
         elif key != _CACHED:
             raise InputError(f"{path}: {key}: must be a column of the header, which has {', '.join(names) or 'none'}")
     for row in reader:

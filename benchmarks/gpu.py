@@ -88,7 +88,7 @@ def check(name: str) -> Iterator[str]:
     kernel, target = load_kernel(name), Target.of(torch.device("cuda"))
     cases = [*kernel.cases, *(replace(one, dtype="bf16") for one in kernel.cases if one.dtype == "fp16")]
     cases += _LARGER.get(name, [])
-    able = [one for one in cases if kernel.least_sm(one) <= target.sm]
+    able = [one for one in cases if kernel.min_sm(one) <= target.sm]
     for one in sorted(able, key=lambda one: one.get("specialized")):
         print(one, file=sys.stderr, flush=True)
         try:

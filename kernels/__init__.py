@@ -51,6 +51,7 @@ _MODULES: Final = {
 
 
 def kernel_names() -> tuple[str, ...]:
+    """Names of all kernels."""
     return tuple(_MODULES)
 
 

@@ -3,8 +3,8 @@
 python -m llmviewer.kernels.aot [NAMES] prints a table. Triton brings ptxas, cuobjdump and nvdisasm, so no GPU, no
 driver and no CUDA toolkit is needed. It compiles for the types and the multiples of 16 that its launcher would find,
 without which no load is wide.
-How many instructions the innermost loop has is the only speed that shows without a GPU: a multiprocessor issues at most
-4 a cycle, one for each warp scheduler (NVIDIA H100 Tensor Core GPU Architecture, GH100 SM), whatever they wait for.
+The number of instructions of the innermost loop is the only indication of speed without a GPU: a multiprocessor issues
+at most 4 per cycle, one per warp scheduler (NVIDIA H100 Tensor Core GPU Architecture, GH100 SM).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from triton.compiler import ASTSource
 from llmviewer.records import frozen
 
 from . import kernel_names, load_kernel
-from .base import SHARED, Case, Kernel, Launch, Target
+from .base import MAX_SHARED_KIB, Case, Kernel, Launch, Target
 
 # A100 40 GB, H100 SXM and B200 datasheets.
 TARGETS: Final = (
@@ -68,14 +68,14 @@ class Compiled:
 
     @property
     def fits(self) -> bool:
-        return self.shared <= 1024 * SHARED[self.sm]
+        return self.shared <= 1024 * MAX_SHARED_KIB[self.sm]
 
     def rate(self, nbytes: float, num_warps: int) -> float:
         """Bytes per cycle and multiprocessor that issue slots allow, at `nbytes` per iteration of `num_warps` warps."""
         return SCHEDULERS * nbytes / (num_warps * self.loop)
 
 
-def compiled(launch: Launch, sm: int, *, look: bool = True) -> Compiled:
+def compile_launch(launch: Launch, sm: int, *, inspect_code: bool = True) -> Compiled:
     """Compile a launch for compute capability `sm`.
 
     look  whether to count matrix instructions, copies and loops in the machine code; else it is read only for launches
@@ -92,38 +92,38 @@ def compiled(launch: Launch, sm: int, *, look: bool = True) -> Compiled:
         attrs={(order.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
-    found = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
+    binary = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(found.asm["cubin"])
+        file.write(binary.asm["cubin"])
         file.flush()
         usage = _tool("cuobjdump", "-res-usage", file.name)
         match = _USAGE.search(usage)
         if match is None:
             raise RuntimeError(f"cuobjdump -res-usage printed no registers: {usage!r}")
-        code = _tool("nvdisasm", "-ndf", file.name) if look or int(match[2]) else ""
-    matrix = tuple((name, times) for name in _TENSOR_CORES if (times := _times(code, name)))
+        code = _tool("nvdisasm", "-ndf", file.name) if inspect_code or int(match[2]) else ""
+    matrix = tuple((name, times) for name in _TENSOR_CORES if (times := _count_mnemonic(code, name)))
     loop = longest_loop(code)
     return Compiled(
         function=launch.function.fn.__name__.removeprefix("_"),
         sm=sm,
-        warps=found.metadata.num_warps,
+        warps=binary.metadata.num_warps,
         registers=int(match[1]),
-        shared=found.metadata.shared,
-        spills=_times(code, "LDL") + _times(code, "STL"),
+        shared=binary.metadata.shared,
+        spills=_count_mnemonic(code, "LDL") + _count_mnemonic(code, "STL"),
         matrix=matrix,
-        async_copies=_times(code, "LDGSTS") + _times(code, "UTMALDG"),
+        async_copies=_count_mnemonic(code, "LDGSTS") + _count_mnemonic(code, "UTMALDG"),
         loop=len(loop),
-        loop_matrix=sum(_times(one, name) for one in loop for name in _TENSOR_CORES),
+        loop_matrix=sum(_count_mnemonic(one, name) for one in loop for name in _TENSOR_CORES),
     )
 
 
 def _tool(name: str, *arguments: str) -> str:
     path = getattr(triton.knobs.nvidia, name).path
-    done = subprocess.run([path, *arguments], capture_output=True, text=True, check=True)  # noqa: S603
-    return done.stdout + done.stderr
+    process = subprocess.run([path, *arguments], capture_output=True, text=True, check=True)  # noqa: S603
+    return process.stdout + process.stderr
 
 
-def _times(code: str, mnemonic: str) -> int:
+def _count_mnemonic(code: str, mnemonic: str) -> int:
     return len(re.findall(rf"\b{mnemonic}\b", code))
 
 
@@ -141,22 +141,22 @@ def longest_loop(code: str) -> list[str]:
         if branch and branch[1] in labels:  # a label that comes later is no loop
             loops.append((labels[branch[1]], len(instructions)))
     inner = [(a, b) for a, b in loops if not any(a <= c and d <= b and (a, b) != (c, d) for c, d in loops)]
-    # What ends every kernel is a branch to itself.
+    # Every kernel ends in a branch to itself, which is no loop.
     first, end = max(inner, key=lambda loop: loop[1] - loop[0], default=(0, 0))
     return instructions[first:end] if end - first > 1 else []
 
 
-def launches(kernel: Kernel, target: Target) -> Iterator[tuple[Case, Launch]]:
+def distinct_launches(kernel: Kernel, target: Target) -> Iterator[tuple[Case, Launch]]:
     """Distinct launches of full-size cases that `target` supports."""
-    seen = set()
+    yielded_keys = set()
     for case in kernel.full_size:
-        if target.sm < kernel.least_sm(case):
+        if target.sm < kernel.min_sm(case):
             continue
         for launch in kernel.launches(case, target):
             options = (launch.num_warps, launch.num_stages)
             key = repr((launch.function, launch.signature(), options))
-            if key not in seen:
-                seen.add(key)
+            if key not in yielded_keys:
+                yielded_keys.add(key)
                 yield case, launch
 
 
@@ -167,8 +167,8 @@ def main(names: list[str]) -> None:
     for name in names or kernel_names():
         kernel = load_kernel(name)
         for target in TARGETS:
-            for case, launch in launches(kernel, target):
-                found = compiled(launch, target.sm)
+            for case, launch in distinct_launches(kernel, target):
+                found = compile_launch(launch, target.sm)
                 matrix = " ".join(f"{name}x{times}" for name, times in found.matrix)
                 sys.stdout.write(
                     f"{name:<18}{found.function:<16}{found.sm:>4}{found.registers:>6}{found.shared:>10}"

@@ -37,9 +37,9 @@ _TRITON: Final = {
     torch.int32: "i32",
     torch.int64: "i64",
 }
-# KiB of shared memory that a block may have: CUDA C++ Programming Guide, technical specifications per capability.
-SHARED: Final = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
-EPSILON: Final = {"fp32": 2.0**-23, "fp16": 2.0**-10, "bf16": 2.0**-7}  # from 1 to the next number
+# Maximum shared memory per block, by compute capability: CUDA C++ Programming Guide, technical specifications. [KiB]
+MAX_SHARED_KIB: Final = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
+EPSILON: Final = {"fp32": 2.0**-23, "fp16": 2.0**-10, "bf16": 2.0**-7}  # difference from 1 to the next number
 
 
 @frozen
@@ -64,7 +64,7 @@ class Case:
         return NAMED[self.dtype]
 
     def __str__(self) -> str:
-        """Such as "fp16 M=128 N=256 K=64"."""
+        """The case as text, such as "fp16 M=128 N=256 K=64"."""
         return " ".join((self.dtype, *(f"{name}={size}" for name, size in self.sizes)))
 
 
@@ -78,7 +78,7 @@ class Target:
 
     sm               compute capability: 90 is 9.0
     multiprocessors  number of multiprocessors, which determines persistent grids and splits
-    shared           most bytes of shared memory per block; 0: as usual for this compute capability
+    shared           maximum shared memory per block [B]; 0: the value of this compute capability
     """
 
     sm: int
@@ -87,27 +87,27 @@ class Target:
 
     def __post_init__(self) -> None:
         if not self.shared:
-            object.__setattr__(self, "shared", 1024 * SHARED.get(self.sm, 99))
+            object.__setattr__(self, "shared", 1024 * MAX_SHARED_KIB.get(self.sm, 99))
 
     @property
     def generation(self) -> int:
         """The compute capability whose tilings apply: 12.x has matrix units and shared memory like 8.x."""
         return 80 if self.sm >= 120 else self.sm
 
-    def stages(self, wanted: int, nbytes: int) -> int:
-        """Stages of `nbytes` each that fit in shared memory, at most `wanted`; before Hopper one of them needs none."""
-        return max(min(wanted, self.shared // nbytes + (self.generation < 90)), 1)
+    def stages(self, max_stages: int, nbytes: int) -> int:
+        """Stages of `nbytes` each that fit in shared memory, at most `max_stages`; before Hopper one needs none."""
+        return max(min(max_stages, self.shared // nbytes + (self.generation < 90)), 1)
 
     @classmethod
     def of(cls, device: torch.device) -> Target:
-        """The GPU of a device; for the interpreter, one with so few multiprocessors that persistent loops repeat."""
+        """The GPU of a device; for the interpreter, a GPU with few multiprocessors, so that persistent loops repeat."""
         if device.type != "cuda":
             return cls(sm=90, multiprocessors=3)
-        found = torch.cuda.get_device_properties(device)
+        properties = torch.cuda.get_device_properties(device)
         return cls(
-            sm=10 * found.major + found.minor,
-            multiprocessors=found.multi_processor_count,
-            shared=getattr(found, "shared_memory_per_block_optin", 0),  # which not every build of torch says
+            sm=10 * properties.major + properties.minor,
+            multiprocessors=properties.multi_processor_count,
+            shared=getattr(properties, "shared_memory_per_block_optin", 0),  # missing in some builds of torch
         )
 
 
@@ -166,14 +166,14 @@ class LaunchPlan:
 Inputs = dict[str, Any]
 
 
-def cloned(inputs: Inputs, number: int) -> Inputs:  # noqa: ARG001 - they are all alike
-    """Copies of all tensors."""
+def cloned_inputs(inputs: Inputs, number: int) -> Inputs:  # noqa: ARG001 - they are all alike
+    """The inputs with all tensors copied."""
     return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
 
 
 @frozen(kw_only=True)
 class Kernel:
-    """One kernel, or a sequence of kernels that belong together.
+    """A kernel, or a sequence of kernels that belong together.
 
     family     group of its measurements: "gemm", "attention", "norm"
     cases      small and odd cases, to check results
@@ -184,8 +184,8 @@ class Kernel:
     tolerance  case -> (relative, absolute)
     operators  case -> operators that all launches together implement
     workload   case -> the pass in which these operators have the sizes of the case
-    least_sm   case -> oldest compute capability with the necessary instructions
-    again      (inputs, number from 1) -> inputs with other data to move: new tensors or, if they are large and
+    min_sm   case -> oldest compute capability with the necessary instructions
+    next_inputs  (inputs, number from 1) -> inputs with other data to move: new tensors or, if they are large and
                sparsely accessed, other parts of the same
     tilings    (target, case) -> a few alternatives to the tiling that `plan` chooses by rule, to be passed to `plan` as
                `tile`; they change the speed, not the result
@@ -201,8 +201,8 @@ class Kernel:
     tolerance: Callable[[Case], tuple[float, float]]
     operators: Callable[[Case], tuple[Operator, ...]]
     workload: Callable[[Case], Workload]
-    least_sm: Callable[[Case], int] = lambda case: 89 if case.dtype.startswith("fp8") else 80
-    again: Callable[[Inputs, int], Inputs] = cloned
+    min_sm: Callable[[Case], int] = lambda case: 89 if case.dtype.startswith("fp8") else 80
+    next_inputs: Callable[[Inputs, int], Inputs] = cloned_inputs
     tilings: Callable[[Target, Case], tuple[Any, ...]] = lambda target, case: ()
 
     def run(self, **inputs: Any) -> tuple[torch.Tensor, ...]:
@@ -241,21 +241,21 @@ class Random:
         return (torch.randn(shape, generator=self.generator, device=self.device) * scale).to(dtype)  # type: ignore[attr-defined]
 
     def uniform(self, *shape: int, low: float, high: float) -> torch.Tensor:
-        """In fp32: scales."""
+        """Uniform numbers in fp32, such as scales."""
         if self.device == "meta":
             return torch.empty(shape, device="meta")
         return torch.rand(shape, generator=self.generator, device=self.device) * (high - low) + low  # type: ignore[attr-defined]
 
     def integers(self, *shape: int, low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
-        """From low to high - 1."""
+        """Random integers from low to high - 1."""
         if self.device == "meta":
             return torch.empty(shape, dtype=dtype, device="meta")
-        found = torch.randint(low, high, shape, generator=self.generator, device=self.device)  # type: ignore[attr-defined]
-        return found.to(dtype)
+        values = torch.randint(low, high, shape, generator=self.generator, device=self.device)  # type: ignore[attr-defined]
+        return values.to(dtype)
 
 
 def poisoned(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor filled with NaN, or the least integer, so that elements a kernel does not write are detected."""
+    """A tensor filled with NaN or the largest integer, so that elements that a kernel does not write are detected."""
     bad = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max
     return torch.full(shape, bad, dtype=dtype, device=device)
 
@@ -275,5 +275,5 @@ def cdiv(a: int, b: int) -> int:
 
 
 def pow2(n: int) -> int:
-    """The least power of two of at least n, as sizes of blocks must be."""
+    """The smallest power of two that is at least n; block sizes must be powers of two."""
     return 1 << max(n - 1, 0).bit_length()

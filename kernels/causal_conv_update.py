@@ -25,21 +25,21 @@ def _causal_conv_update(
     x_ptr, state_ptr, weight_ptr, bias_ptr, y_ptr, into_ptr, channels, TAPS: tl.constexpr, BLOCK: tl.constexpr
 ):
     sequence = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = at < channels
-    x = tl.load(x_ptr + sequence * channels + at, there, 0.0)
-    sums = x.to(tl.float32) * tl.load(weight_ptr + (TAPS - 1) * channels + at, there, 0.0).to(tl.float32)
+    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = channel < channels
+    x = tl.load(x_ptr + sequence * channels + channel, mask, 0.0)
+    sums = x.to(tl.float32) * tl.load(weight_ptr + (TAPS - 1) * channels + channel, mask, 0.0).to(tl.float32)
     if bias_ptr is not None:
-        sums += tl.load(bias_ptr + at, there, 0.0).to(tl.float32)
-    kept = sequence * (TAPS - 1) * channels + at
+        sums += tl.load(bias_ptr + channel, mask, 0.0).to(tl.float32)
+    state_offsets = sequence * (TAPS - 1) * channels + channel
     for tap in tl.static_range(TAPS - 1):
-        before = tl.load(state_ptr + kept + tap * channels, there, 0.0)
-        sums += before.to(tl.float32) * tl.load(weight_ptr + tap * channels + at, there, 0.0).to(tl.float32)
+        previous = tl.load(state_ptr + state_offsets + tap * channels, mask, 0.0)
+        sums += previous.to(tl.float32) * tl.load(weight_ptr + tap * channels + channel, mask, 0.0).to(tl.float32)
         if tap > 0:
-            tl.store(into_ptr + kept + (tap - 1) * channels, before, there)
-    tl.store(into_ptr + kept + (TAPS - 2) * channels, x, there)
+            tl.store(into_ptr + state_offsets + (tap - 1) * channels, previous, mask)
+    tl.store(into_ptr + state_offsets + (TAPS - 2) * channels, x, mask)
     y = sums / (1 + tl.exp(-sums))
-    tl.store(y_ptr + sequence * channels + at, y.to(y_ptr.dtype.element_ty), there)
+    tl.store(y_ptr + sequence * channels + channel, y.to(y_ptr.dtype.element_ty), mask)
 
 
 def plan(
@@ -74,27 +74,27 @@ def reference(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    seen = torch.cat((state, x[:, None]), dim=1)
-    sums = (seen.float() * weight.float()).sum(1) + (0 if bias is None else bias.float())
-    return (torch.nn.functional.silu(sums), seen[:, 1:].float())
+    inputs = torch.cat((state, x[:, None]), dim=1)
+    sums = (inputs.float() * weight.float()).sum(1) + (0 if bias is None else bias.float())
+    return (torch.nn.functional.silu(sums), inputs[:, 1:].float())
 
 
 def _make(case: Case, device: str, seed: int) -> Inputs:
     random, dtype, batch, channels, taps = Random(device, seed), case.torch_dtype, case["B"], case["C"], case["taps"]
-    found: Inputs = {
+    inputs: Inputs = {
         "x": random.normal(batch, channels, dtype=dtype),
         "state": random.normal(batch, taps - 1, channels, dtype=dtype),
         "weight": random.normal(taps, channels, dtype=dtype, scale=taps**-0.5),
     }
-    return found | ({"bias": random.normal(channels, dtype=dtype)} if case.get("bias") else {})
+    return inputs | ({"bias": random.normal(channels, dtype=dtype)} if case.get("bias") else {})
 
 
 def _operators(case: Case) -> tuple[Operator, ...]:
     channels, taps = case["C"], case["taps"]
     x, y = (Tensor(name=name, width=channels, format=case.format) for name in ("x", "conv"))
     state = Tensor(name="conv_state", width=channels * (taps - 1), format=case.format, rows=SEQUENCES, role=Role.STATE)
-    held = [("weight", (channels, taps))] + ([("bias", (channels,))] if case.get("bias") else [])
-    weights = tuple(Weight(name=name, shape=shape, format=case.format) for name, shape in held)
+    weight_shapes = [("weight", (channels, taps))] + ([("bias", (channels,))] if case.get("bias") else [])
+    weights = tuple(Weight(name=name, shape=shape, format=case.format) for name, shape in weight_shapes)
     return (CausalConv(name="conv", inputs=(x, state), outputs=(y, state), weights=weights, taps=taps),)
 
 

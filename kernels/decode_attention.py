@@ -34,21 +34,21 @@ from ..operators.masks import Causal
 from ..precision import NAMED, Format
 from ..workload import Sequences, Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
-from .flash_attention import weigh
+from .flash_attention import online_softmax
 
 _LOG2_E = log2(e)
-_LEAST = 256  # keys below which a split is not worth its pass through memory
-_MOST_SPLITS = 128
-START = 64  # keys that could be read while a program starts
-_ROOM = 75 * 2**10  # bytes of shared memory that a program takes, of heads of 128 elements
-_MERGED = 8192  # elements of parts that a program has registers for
-_MOST_MERGED = 4 * _MERGED  # that one program takes no longer to merge than a second launch does
-_UNBOUND = 2**30  # a window that no sequence fills
+_MIN_KEYS_PER_SPLIT = 256  # below, a split costs more through its partial result in memory than it gains
+_MAX_SPLITS = 128
+STARTUP_KEYS = 64  # start-up time of a program, in keys that could be read meanwhile
+_SHARED_BYTES_PER_PROGRAM = 75 * 2**10  # for heads of 128 elements
+_MERGE_ELEMENTS = 8192  # elements of partial results that fit in a program's registers
+_MAX_FUSED_MERGE_ELEMENTS = 4 * _MERGE_ELEMENTS  # up to here, merging in one program is as fast as a launch
+_NO_WINDOW = 2**30  # a window larger than any sequence
 
 
 @triton.jit
-def span(length, window, splits, BLOCK_N: tl.constexpr):
-    """The first key that this program's split has, and the one after its last."""
+def split_range(length, window, splits, BLOCK_N: tl.constexpr):
+    """The first key of this program's split, and the one after its last."""
     begin = tl.maximum(length - window, 0)
     share = tl.cdiv(tl.cdiv(length - begin, splits), BLOCK_N) * BLOCK_N
     first = begin + tl.program_id(0) * share
@@ -56,45 +56,50 @@ def span(length, window, splits, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def slots(table_ptr, sequence, pages, keys, real, PAGE: tl.constexpr):
-    """Where in the cache these keys of a sequence are, in tokens, of which a cache has less than 2 ** 31.
+def cache_slots(table_ptr, sequence, pages, keys, valid, PAGE: tl.constexpr):
+    """Indices in the cache of keys of a sequence, in tokens; a cache has less than 2 ** 31.
 
-    Unsigned, since the quotient of a power of two is then one shift.
+    Key indices are unsigned, so that the division by a power of two is one shift.
     """
     keys = keys.to(tl.uint32)
-    page = tl.load(table_ptr + sequence * pages + keys // PAGE, real, 0)
+    page = tl.load(table_ptr + sequence * pages + keys // PAGE, valid, 0)
     return (page * PAGE + (keys % PAGE).to(tl.int32)).to(tl.int64)
 
 
 @triton.jit
 def _even_and_odd(pairs, DTYPE: tl.constexpr):
-    """Elements of fp8, of pairs of them in 16 bits."""
+    """The even and the odd elements of pairs of fp8 in 16 bits."""
     even = pairs.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
     odd = (pairs >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
     return even.to(DTYPE), odd.to(DTYPE)
 
 
 @triton.jit
-def put_weight(weight_ptr, head, most, total, there, splits):
-    """log2 of the sum of a split's weights; one without keys has weight 0."""
+def store_log_sum(weight_ptr, head, row_max, row_sum, mask, splits):
+    """Stores the log2-sum-exp of a split's scores; -1e30 for a split without keys, which then has weight 0."""
     if weight_ptr is not None:
-        weight = tl.where(total > 0, most + tl.log2(tl.maximum(total, 1e-30)), -1e30)
-        tl.store(weight_ptr + head * splits + tl.program_id(0), weight, there)
+        weight = tl.where(row_sum > 0, row_max + tl.log2(tl.maximum(row_sum, 1e-30)), -1e30)
+        tl.store(weight_ptr + head * splits + tl.program_id(0), weight, mask)
 
 
 @triton.jit
-def _merge_rows(parts_ptr, weight_ptr, o_ptr, rows, real, columns, dim, splits, BLOCK_S: tl.constexpr):
-    """The mean of each row's splits by 2 ** weight. What other programs wrote is read past L1, which may have older."""
+def _merge_rows(parts_ptr, weight_ptr, o_ptr, rows, valid_rows, columns, dim, splits, BLOCK_S: tl.constexpr):
+    """Stores the mean of each row's splits, weighted by 2 ** weight.
+
+    Loads bypass L1 (.cg), which may hold older values than other programs have written.
+    """
     split = tl.arange(0, BLOCK_S)[None, :]
-    at = rows.to(tl.int64)[:, None] * splits + split
-    there = real[:, None] & (split < splits)
-    weight = tl.load(weight_ptr + at, there, -1e30, cache_modifier=".cg")
-    inside = there[:, :, None] & (columns < dim)[None, None, :]
-    parts = tl.load(parts_ptr + at[:, :, None] * dim + columns[None, None, :], inside, 0.0, cache_modifier=".cg")
+    split_offsets = rows.to(tl.int64)[:, None] * splits + split
+    mask = valid_rows[:, None] & (split < splits)
+    weight = tl.load(weight_ptr + split_offsets, mask, -1e30, cache_modifier=".cg")
+    inside = mask[:, :, None] & (columns < dim)[None, None, :]
+    parts = tl.load(
+        parts_ptr + split_offsets[:, :, None] * dim + columns[None, None, :], inside, 0.0, cache_modifier=".cg"
+    )
     weight = tl.where(split < splits, tl.exp2(weight - tl.max(weight, 1)[:, None]), 0.0)
     out = tl.sum(parts * weight[:, :, None], 1) / tl.sum(weight, 1)[:, None]
     o_at = o_ptr + rows.to(tl.int64)[:, None] * dim + columns[None, :]
-    tl.store(o_at, out.to(o_ptr.dtype.element_ty), real[:, None] & (columns < dim)[None, :])
+    tl.store(o_at, out.to(o_ptr.dtype.element_ty), valid_rows[:, None] & (columns < dim)[None, :])
 
 
 @triton.jit
@@ -109,10 +114,10 @@ def _merge_last(
     parts_ptr, weight_ptr, o_ptr, done_ptr, dim, splits,
     GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_S: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The last program of a KV head to be done merges the splits of its heads, ROWS heads at a time.
+    """Merges the splits of a KV head's query heads in the last program to finish, ROWS heads at a time.
 
-    Every thread's part is written before its program counts itself, and only the last to come reads those of others,
-    in the order of splits, so that results repeat bit by bit. It leaves the count at 0 for the next launch.
+    Each program writes its partial result before it increments the counter, and only the last one reads the others',
+    in the order of splits, so that results are deterministic. It resets the counter for the next launch.
     """
     group = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
     tl.debug_barrier()
@@ -131,15 +136,15 @@ def _decode(
     GROUP: tl.constexpr, BLOCK_H: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_S: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """What one split of one sequence's keys gives the query heads of a KV head, and its weight."""
+    """Computes the partial result of one split of a sequence's keys for the query heads of a KV head."""
     FP8: tl.constexpr = k_scale_ptr is not None
     split, kv_head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    first, last = span(tl.load(length_ptr + sequence), window, splits, BLOCK_N)
-    inside = tl.arange(0, BLOCK_H)
+    first, last = split_range(tl.load(length_ptr + sequence), window, splits, BLOCK_N)
+    group_head = tl.arange(0, BLOCK_H)
     columns = tl.arange(0, DIM)
-    head = sequence * heads + kv_head * GROUP + inside
-    there = (inside[:, None] < GROUP) & (columns[None, :] < dim)
-    q = tl.load(q_ptr + head[:, None] * dim + columns[None, :], there, 0.0)
+    head = sequence * heads + kv_head * GROUP + group_head
+    mask_q = (group_head[:, None] < GROUP) & (columns[None, :] < dim)
+    q = tl.load(q_ptr + head[:, None] * dim + columns[None, :], mask_q, 0.0)
     if FP8:
         # fp8 becomes fp16 two at a time, and bf16 one by one, which takes longer than to read it.
         q = (q.to(tl.float32) * (scale * tl.load(k_scale_ptr))).to(tl.float16)
@@ -149,50 +154,50 @@ def _decode(
         odd = tl.zeros((BLOCK_H, DIM // 2), dtype=tl.float32)
     else:
         out = tl.zeros((BLOCK_H, DIM), dtype=tl.float32)
-    most = tl.full((BLOCK_H,), -1e30, dtype=tl.float32)
-    total = tl.zeros((BLOCK_H,), dtype=tl.float32)
+    row_max = tl.full((BLOCK_H,), -1e30, dtype=tl.float32)
+    row_sum = tl.zeros((BLOCK_H,), dtype=tl.float32)
     for key in range(first, last, BLOCK_N):
         keys = key + tl.arange(0, BLOCK_N)
-        real = keys < last
-        row = slots(table_ptr, sequence, pages, keys, real, PAGE)[:, None]
-        at = row * (kv_heads * dim) + kv_head * dim + columns[None, :]
-        mask = real[:, None] & (columns[None, :] < dim)
-        k = tl.load(k_ptr + at, mask, 0.0).to(q.dtype)
-        weights, old, most, total = weigh(tl.dot(q, k.T), real[None, :], scale, most, total)
+        valid = keys < last
+        row = cache_slots(table_ptr, sequence, pages, keys, valid, PAGE)[:, None]
+        offsets = row * (kv_heads * dim) + kv_head * dim + columns[None, :]
+        mask = valid[:, None] & (columns[None, :] < dim)
+        k = tl.load(k_ptr + offsets, mask, 0.0).to(q.dtype)
+        weights, correction, row_max, row_sum = online_softmax(tl.dot(q, k.T), valid[None, :], scale, row_max, row_sum)
         if FP8:
-            at = row * (kv_heads * dim_pairs) + kv_head * dim_pairs + pair[None, :]
-            v = tl.load(v_ptr + at, real[:, None] & (pair[None, :] < dim_pairs), 0)
+            offsets = row * (kv_heads * dim_pairs) + kv_head * dim_pairs + pair[None, :]
+            v = tl.load(v_ptr + offsets, valid[:, None] & (pair[None, :] < dim_pairs), 0)
             even_v, odd_v = _even_and_odd(v, q.dtype)
-            out = tl.dot(weights.to(q.dtype), even_v, out * old[:, None])
-            odd = tl.dot(weights.to(q.dtype), odd_v, odd * old[:, None])
+            out = tl.dot(weights.to(q.dtype), even_v, out * correction[:, None])
+            odd = tl.dot(weights.to(q.dtype), odd_v, odd * correction[:, None])
         else:
-            v = tl.load(v_ptr + at, mask, 0.0)
-            out = tl.dot(weights.to(q.dtype), v, out * old[:, None])
+            v = tl.load(v_ptr + offsets, mask, 0.0)
+            out = tl.dot(weights.to(q.dtype), v, out * correction[:, None])
     if FP8:
         out = tl.join(out, odd).reshape(BLOCK_H, DIM) * tl.load(v_scale_ptr)
-    out = out / tl.where(total > 0, total, 1.0)[:, None]
-    at = part_ptr + (head * splits + split).to(tl.int64)[:, None] * dim + columns[None, :]
-    tl.store(at, out.to(part_ptr.dtype.element_ty), there)
-    put_weight(weight_ptr, head, most, total, inside < GROUP, splits)
+    out = out / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
+    offsets = part_ptr + (head * splits + split).to(tl.int64)[:, None] * dim + columns[None, :]
+    tl.store(offsets, out.to(part_ptr.dtype.element_ty), mask_q)
+    store_log_sum(weight_ptr, head, row_max, row_sum, group_head < GROUP, splits)
     if done_ptr is not None:
         _merge_last(part_ptr, weight_ptr, o_ptr, done_ptr, dim, splits, GROUP, DIM, BLOCK_S, ROWS)
 
 
 @triton.jit
-def _floats(codes, DTYPE: tl.constexpr):
-    """OFFSET + codes of 4 bits, with OFFSET the float whose last bits they become: 1024 in fp16, 128 in bf16."""
+def _codes_to_floats(codes, DTYPE: tl.constexpr):
+    """Converts 4-bit codes to offset + code by setting the last mantissa bits; offset: 1024 in fp16, 128 in bf16."""
     magic: tl.constexpr = 0x6400 if tl.float16 == DTYPE else 0x4300
     return (codes.to(tl.uint16) | magic).to(DTYPE, bitcast=True)
 
 
 @triton.jit
-def _dequantized(codes, pair_ptr, at, real, groups, GROUPS: tl.constexpr, DTYPE: tl.constexpr):
-    """codes[n, half] of 4 bits times the scales, plus the zeros, of GROUPS groups from pair_ptr[n] on."""
+def _dequantized(codes, pair_ptr, pair_offsets, valid, groups, GROUPS: tl.constexpr, DTYPE: tl.constexpr):
+    """Dequantizes 4-bit codes[n, half]: times the scale plus the zero of each of GROUPS groups from pair_ptr[n] on."""
     group = tl.arange(0, GROUPS)
-    pairs = tl.load(pair_ptr + at[:, None] + group[None, :], real[:, None] & (group[None, :] < groups), 0)
+    pairs = tl.load(pair_ptr + pair_offsets[:, None] + group[None, :], valid[:, None] & (group[None, :] < groups), 0)
     scale = (pairs & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(DTYPE)
     zero = (pairs >> 16).to(tl.uint16).to(tl.float16, bitcast=True).to(DTYPE)
-    values = _floats(codes, DTYPE) - (1024.0 if tl.float16 == DTYPE else 128.0)
+    values = _codes_to_floats(codes, DTYPE) - (1024.0 if tl.float16 == DTYPE else 128.0)
     values = values.reshape(codes.shape[0], GROUPS, codes.shape[1] // GROUPS)
     values = values * scale[:, :, None] + zero[:, :, None]
     return values.reshape(codes.shape[0], codes.shape[1])
@@ -205,52 +210,52 @@ def _decode_int4(
     GROUP: tl.constexpr, BLOCK_H: tl.constexpr, HALF: tl.constexpr, GROUPS: tl.constexpr, BLOCK_N: tl.constexpr,
     PAGE: tl.constexpr, BLOCK_S: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """`_decode` of a cache of 4 bits. `groups` of a head are shared by its halves, or one is both's."""
+    """`_decode` for a 4-bit cache. The halves of a head have half of `groups` each, or share a single group."""
     split, kv_head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    first, last = span(tl.load(length_ptr + sequence), window, splits, BLOCK_N)
-    inside = tl.arange(0, BLOCK_H)
+    first, last = split_range(tl.load(length_ptr + sequence), window, splits, BLOCK_N)
+    group_head = tl.arange(0, BLOCK_H)
     columns = tl.arange(0, HALF)
-    head = sequence * heads + kv_head * GROUP + inside
-    there = (inside[:, None] < GROUP) & (columns[None, :] < half)
+    head = sequence * heads + kv_head * GROUP + group_head
+    mask_q = (group_head[:, None] < GROUP) & (columns[None, :] < half)
     q_at = q_ptr + head[:, None] * (2 * half) + columns[None, :]
-    q_low, q_high = tl.load(q_at, there, 0.0), tl.load(q_at + half, there, 0.0)
+    q_low, q_high = tl.load(q_at, mask_q, 0.0), tl.load(q_at + half, mask_q, 0.0)
     DTYPE: tl.constexpr = q_ptr.dtype.element_ty
     low = tl.zeros((BLOCK_H, HALF), dtype=tl.float32)
     high = tl.zeros((BLOCK_H, HALF), dtype=tl.float32)
-    most = tl.full((BLOCK_H,), -1e30, dtype=tl.float32)
-    total = tl.zeros((BLOCK_H,), dtype=tl.float32)
+    row_max = tl.full((BLOCK_H,), -1e30, dtype=tl.float32)
+    row_sum = tl.zeros((BLOCK_H,), dtype=tl.float32)
     second = groups // 2  # the first group of the second half
-    each = tl.maximum(second, 1)
+    groups_per_half = tl.maximum(second, 1)
     for key in range(first, last, BLOCK_N):
         keys = key + tl.arange(0, BLOCK_N)
-        real = keys < last
-        token = slots(table_ptr, sequence, pages, keys, real, PAGE) * kv_heads + kv_head
-        at = token[:, None] * half + columns[None, :]
-        mask = real[:, None] & (columns[None, :] < half)
+        valid = keys < last
+        token = cache_slots(table_ptr, sequence, pages, keys, valid, PAGE) * kv_heads + kv_head
+        offsets = token[:, None] * half + columns[None, :]
+        mask = valid[:, None] & (columns[None, :] < half)
         pair = token * groups
-        k = tl.load(k_ptr + at, mask, 0)
-        k_low = _dequantized(k & 15, k_pair_ptr, pair, real, each, GROUPS, DTYPE)
-        k_high = _dequantized(k >> 4, k_pair_ptr, pair + second, real, each, GROUPS, DTYPE)
+        k = tl.load(k_ptr + offsets, mask, 0)
+        k_low = _dequantized(k & 15, k_pair_ptr, pair, valid, groups_per_half, GROUPS, DTYPE)
+        k_high = _dequantized(k >> 4, k_pair_ptr, pair + second, valid, groups_per_half, GROUPS, DTYPE)
         scores = tl.dot(q_high, k_high.T, tl.dot(q_low, k_low.T))
-        weights, old, most, total = weigh(scores, real[None, :], scale, most, total)
+        weights, correction, row_max, row_sum = online_softmax(scores, valid[None, :], scale, row_max, row_sum)
         weights = weights.to(DTYPE)
-        v = tl.load(v_ptr + at, mask, 0)
-        v_low = _dequantized(v & 15, v_pair_ptr, pair, real, each, GROUPS, DTYPE)
-        low = tl.dot(weights, v_low, low * old[:, None])
-        v_high = _dequantized(v >> 4, v_pair_ptr, pair + second, real, each, GROUPS, DTYPE)
-        high = tl.dot(weights, v_high, high * old[:, None])
-    sums = tl.where(total > 0, total, 1.0)[:, None]
-    at = part_ptr + (head * splits + split).to(tl.int64)[:, None] * (2 * half) + columns[None, :]
-    tl.store(at, (low / sums).to(part_ptr.dtype.element_ty), there)
-    tl.store(at + half, (high / sums).to(part_ptr.dtype.element_ty), there)
-    put_weight(weight_ptr, head, most, total, inside < GROUP, splits)
+        v = tl.load(v_ptr + offsets, mask, 0)
+        v_low = _dequantized(v & 15, v_pair_ptr, pair, valid, groups_per_half, GROUPS, DTYPE)
+        low = tl.dot(weights, v_low, low * correction[:, None])
+        v_high = _dequantized(v >> 4, v_pair_ptr, pair + second, valid, groups_per_half, GROUPS, DTYPE)
+        high = tl.dot(weights, v_high, high * correction[:, None])
+    sums = tl.where(row_sum > 0, row_sum, 1.0)[:, None]
+    offsets = part_ptr + (head * splits + split).to(tl.int64)[:, None] * (2 * half) + columns[None, :]
+    tl.store(offsets, (low / sums).to(part_ptr.dtype.element_ty), mask_q)
+    tl.store(offsets + half, (high / sums).to(part_ptr.dtype.element_ty), mask_q)
+    store_log_sum(weight_ptr, head, row_max, row_sum, group_head < GROUP, splits)
     if done_ptr is not None:
         _merge_last(part_ptr, weight_ptr, o_ptr, done_ptr, 2 * half, splits, GROUP, 2 * HALF, BLOCK_S, ROWS)
 
 
 @frozen(kw_only=True)
 class DecodeTiling:
-    """Keys that a program takes at a time, and programs that share those of a sequence."""
+    """Tiling of decode attention: keys per iteration, and programs (splits) per sequence."""
 
     keys: int
     splits: int
@@ -260,10 +265,10 @@ class DecodeTiling:
 
 @frozen(kw_only=True)
 class PartialResults:
-    """What programs that share the keys of a sequence leave for the whole.
+    """Partial results of the splits of a sequence's keys.
 
-    values  [rows, splits, dim] in fp32, of `splits` > 1; else the whole [rows, dim] itself
-    weight  [rows, splits]; None of one split
+    values  [rows, splits, dim] in fp32; the output [rows, dim] itself if there is one split
+    weight  log2-sum-exp of the scores [rows, splits]; None if there is one split
     """
 
     values: torch.Tensor
@@ -271,7 +276,7 @@ class PartialResults:
 
     @classmethod
     def of(cls, o: torch.Tensor, splits: int) -> PartialResults:
-        """Of o[.., dim]."""
+        """Allocates partial results for an output o[.., dim]."""
         if splits == 1:
             return cls(values=o, weight=None)
         *rows, dim = o.shape
@@ -279,11 +284,11 @@ class PartialResults:
         return cls(values=values, weight=poisoned(prod(rows), splits, dtype=torch.float32, device=o.device))
 
     def merge(self, o: torch.Tensor) -> tuple[Launch, ...]:
-        """Their mean to o; no launch where there are none."""
+        """The launch that merges them into o; none if there is one split."""
         if self.weight is None:
             return ()
         rows, splits, dim = self.values.shape
-        block = min(pow2(dim), _MERGED // pow2(splits))
+        block = min(pow2(dim), _MERGE_ELEMENTS // pow2(splits))
         arguments = {
             "parts_ptr": self.values, "weight_ptr": self.weight, "o_ptr": o, "rows": rows, "dim": dim,
             "splits": splits, "BLOCK_D": block, "BLOCK_S": pow2(splits),
@@ -291,17 +296,21 @@ class PartialResults:
         return (Launch(function=_merge, grid=(rows, cdiv(dim, block)), arguments=arguments),)
 
 
-def most_splits(longest: int) -> int:
-    return min(cdiv(longest, _LEAST), _MOST_SPLITS)
+def max_splits(longest: int) -> int:
+    """The largest useful number of splits for `longest` keys."""
+    return min(cdiv(longest, _MIN_KEYS_PER_SPLIT), _MAX_SPLITS)
 
 
-def splits_of(target: Target, programs: int, longest: int, *, resident: int, start: int = START) -> int:
-    """So many that multiprocessors, which have `resident` programs at a time, are all at work to the end, and none has
-    next to nothing to read beside what it takes to start one, in keys.
+def choose_splits(target: Target, programs: int, longest: int, *, resident: int, start: int = STARTUP_KEYS) -> int:
+    """The number of splits that minimizes waves times work per program.
+
+    programs  programs without splits
+    resident  programs that a multiprocessor runs at a time
+    start     cost of starting a program, in keys that could be read meanwhile
     """
     places = resident * target.multiprocessors
     return min(
-        range(1, most_splits(longest) + 1),
+        range(1, max_splits(longest) + 1),
         key=lambda splits: cdiv(programs * splits, places) * (longest / splits + start),
     )
 
@@ -332,14 +341,14 @@ def plan(
     o = poisoned(sequences, heads, dim, dtype=q.dtype, device=q.device)
     parts = PartialResults.of(o, tile.splits)
     row = pow2(tile.splits) * pow2(dim)
-    apart = parts.weight is None or row > _MERGED or group * row > _MOST_MERGED
-    done = None if apart else torch.zeros(sequences * kv_heads, dtype=torch.int32, device=q.device)
+    separate_merge = parts.weight is None or row > _MERGE_ELEMENTS or group * row > _MAX_FUSED_MERGE_ELEMENTS
+    done_counts = None if separate_merge else torch.zeros(sequences * kv_heads, dtype=torch.int32, device=q.device)
     common = {
         "q_ptr": q, "k_ptr": k, "v_ptr": v, "o_ptr": o, "part_ptr": parts.values, "weight_ptr": parts.weight,
-        "done_ptr": done, "table_ptr": table, "length_ptr": lengths, "scale": dim**-0.5 * _LOG2_E,
-        "window": window or _UNBOUND, "heads": heads, "kv_heads": kv_heads, "pages": table.shape[1], "GROUP": group,
+        "done_ptr": done_counts, "table_ptr": table, "length_ptr": lengths, "scale": dim**-0.5 * _LOG2_E,
+        "window": window or _NO_WINDOW, "heads": heads, "kv_heads": kv_heads, "pages": table.shape[1], "GROUP": group,
         "BLOCK_H": max(pow2(group), 16), "BLOCK_N": tile.keys, "PAGE": page, "splits": tile.splits,
-        "BLOCK_S": pow2(tile.splits), "ROWS": max(min(pow2(group), _MERGED // row), 1),
+        "BLOCK_S": pow2(tile.splits), "ROWS": max(min(pow2(group), _MERGE_ELEMENTS // row), 1),
     }  # fmt: skip
     if k_scale is not None and v_scale is not None and k.dtype == torch.uint8:
         half, groups = dim // 2, k_scale.shape[3]
@@ -348,7 +357,7 @@ def plan(
             grid=(tile.splits, kv_heads, sequences),
             arguments=common | {
                 "k_pair_ptr": k_scale.view(torch.int32), "v_pair_ptr": v_scale.view(torch.int32), "half": half,
-                "groups": groups, "HALF": pow2(half), "GROUPS": _groups_of(dim, groups),
+                "groups": groups, "HALF": pow2(half), "GROUPS": _groups_per_half(dim, groups),
             },
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
@@ -365,48 +374,52 @@ def plan(
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )
-    return LaunchPlan(launches=(launch,) if done is not None else (launch, *parts.merge(o)), outputs=(o,))
+    return LaunchPlan(launches=(launch,) if done_counts is not None else (launch, *parts.merge(o)), outputs=(o,))
 
 
-def tiling(target: Target, programs: int, longest: int, dim: int, kept: torch.dtype) -> DecodeTiling:
-    """For `programs` before keys are split, which read `longest` keys each, `kept` as they are.
+def tiling(target: Target, programs: int, longest: int, dim: int, cache_dtype: torch.dtype) -> DecodeTiling:
+    """The default tiling, for `programs` without splits that read `longest` keys each from a cache of `cache_dtype`.
 
     Of the stages, the pages, read first, take every other one: with 5, one block of keys is on the way while another is
     used. More fp8 keys at a time take fewer instructions each; with more of wide heads, a multiprocessor would have
     registers for one program less.
     """
-    resident = 2 if dim > 128 else max(target.shared // _ROOM, 1)
-    splits = splits_of(target, programs, longest, resident=resident)
-    if kept.itemsize == 1 and kept.is_floating_point:
+    resident = 2 if dim > 128 else max(target.shared // _SHARED_BYTES_PER_PROGRAM, 1)
+    splits = choose_splits(target, programs, longest, resident=resident)
+    if cache_dtype.itemsize == 1 and cache_dtype.is_floating_point:
         if dim > 128:
             return DecodeTiling(keys=32, splits=splits)
         return DecodeTiling(keys=128, splits=splits, num_stages=5 if target.generation >= 90 else 3)
     return DecodeTiling(keys=64, splits=splits, num_stages=3 if dim > 128 else 5)
 
 
-def tilings(target: Target, programs: int, longest: int, dim: int, kept: torch.dtype) -> tuple[DecodeTiling, ...]:
-    """Others: more and fewer splits, blocks half or twice as large, and of the largest one on the way at a time."""
-    rule = tiling(target, programs, longest, dim, kept)
+def tilings(
+    target: Target, programs: int, longest: int, dim: int, cache_dtype: torch.dtype
+) -> tuple[DecodeTiling, ...]:
+    """Alternatives: more and fewer splits, blocks half or twice as large, and fewer stages of the largest."""
+    rule = tiling(target, programs, longest, dim, cache_dtype)
     splits = {2 * rule.splits, rule.splits + 1, rule.splits // 2} - {0, rule.splits}
-    found = [replace(rule, splits=one) for one in sorted(splits) if one <= most_splits(longest)]
-    if kept != torch.uint8:  # int4 has no registers for more
-        more = rule.keys == 32 or (rule.keys == 64 and dim <= 128)
-        found.append(replace(rule, keys=2 * rule.keys if more else rule.keys // 2, num_stages=3 if more else 5))
+    alternatives = [replace(rule, splits=one) for one in sorted(splits) if one <= max_splits(longest)]
+    if cache_dtype != torch.uint8:  # int4 has no registers for more
+        larger_block = rule.keys == 32 or (rule.keys == 64 and dim <= 128)
+        alternatives.append(
+            replace(rule, keys=2 * rule.keys if larger_block else rule.keys // 2, num_stages=3 if larger_block else 5)
+        )
     if rule.keys == 128 and rule.num_stages > 3:
-        found.append(replace(rule, num_stages=3))
-    return tuple(found)
+        alternatives.append(replace(rule, num_stages=3))
+    return tuple(alternatives)
 
 
-def _groups_of(dim: int, groups: int) -> int:
-    """Groups that a half of a head has room for, padded as its elements are."""
+def _groups_per_half(dim: int, groups: int) -> int:
+    """Number of groups per half of a head, padded like its elements."""
     group, half = dim // groups, pow2(dim // 2)
     if dim % 2 or dim % groups or not (groups <= 2 or (groups % 2 == 0 and group == pow2(group))):
         raise InputError(f"groups of int4 must be a head, its halves, or powers of two in them; got {groups} of {dim}")
     return half // group if groups > 2 else 1
 
 
-def unpacked(codes: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
-    """Keys or values[.., dim] of bytes[.., dim / 2] and scales and zeros[.., groups, 2]."""
+def unpack_int4(codes: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+    """Dequantizes bytes[.., dim / 2] with scales and zeros[.., groups, 2] to keys or values[.., dim]."""
     values = torch.cat((codes & 15, codes >> 4), dim=-1).float()
     scale, zero = pairs.float().repeat_interleave(values.shape[-1] // pairs.shape[-2], -2).unbind(-1)
     return values * scale + zero
@@ -426,16 +439,16 @@ def reference(
     tile: DecodeTiling | None = None,  # noqa: ARG001
 ) -> tuple[torch.Tensor, ...]:
     if k_scale is not None and v_scale is not None and k.dtype == torch.uint8:
-        k, v, k_scale, v_scale = unpacked(k, k_scale), unpacked(v, v_scale), None, None
-    found = []
+        k, v, k_scale, v_scale = unpack_int4(k, k_scale), unpack_int4(v, v_scale), None, None
+    outputs = []
     for ours, pages, length in zip(q.float(), table.long(), lengths.tolist(), strict=True):
         keys, values = (x.float()[pages].flatten(0, 1)[:length].transpose(0, 1) for x in (k, v))
         keys, values = (x[:, -window:] if window else x for x in (keys, values))
         keys, values = (x.repeat_interleave(q.shape[1] // k.shape[2], 0) for x in (keys, values))
         scale = q.shape[2] ** -0.5 * (1 if k_scale is None else k_scale)
         weights = (keys @ ours[:, :, None] * scale).softmax(1)
-        found.append((weights.transpose(1, 2) @ values)[:, 0] * (1 if v_scale is None else v_scale))
-    return (torch.stack(found),)
+        outputs.append((weights.transpose(1, 2) @ values)[:, 0] * (1 if v_scale is None else v_scale))
+    return (torch.stack(outputs),)
 
 
 def _lengths(case: Case) -> list[int]:
@@ -447,7 +460,7 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
     pages = cdiv(case["kv"], page)
     slots = (batch * pages, page, case["kv_heads"])
     shuffled = random.uniform(batch * pages, low=0, high=1).argsort()
-    found: Inputs = {
+    inputs: Inputs = {
         "q": random.normal(batch, case["heads"], dim, dtype=dtype),
         "table": shuffled.to(torch.int32).view(batch, pages),
         "lengths": torch.tensor(_lengths(case), dtype=torch.int32).to(device),
@@ -458,18 +471,18 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
         for name in "kv":
             scale = random.uniform(*slots, dim // case["group"], 1, low=0.1, high=0.3)
             zero = -scale * random.uniform(*scale.shape, low=6, high=9)
-            found[f"{name}_scale"] = torch.cat((scale, zero), dim=4).to(torch.float16)
-            found[name] = random.integers(*slots, dim // 2, low=0, high=256, dtype=torch.uint8)
-        return found
-    kept = torch.float8_e4m3fn if case.get("kv_bits") == 8 else dtype
-    found |= {name: random.normal(*slots, dim, dtype=kept) for name in "kv"}
+            inputs[f"{name}_scale"] = torch.cat((scale, zero), dim=4).to(torch.float16)
+            inputs[name] = random.integers(*slots, dim // 2, low=0, high=256, dtype=torch.uint8)
+        return inputs
+    cache_dtype = torch.float8_e4m3fn if case.get("kv_bits") == 8 else dtype
+    inputs |= {name: random.normal(*slots, dim, dtype=cache_dtype) for name in "kv"}
     if case.get("kv_bits") == 8:
-        found |= {name: random.uniform(1, low=0.5, high=1.5) for name in ("k_scale", "v_scale")}
-    return found
+        inputs |= {name: random.uniform(1, low=0.5, high=1.5) for name in ("k_scale", "v_scale")}
+    return inputs
 
 
-def _kept_format(case: Case) -> Format:
-    """How keys and values are stored, with the scales and zeros of their groups."""
+def _cache_format(case: Case) -> Format:
+    """The format of cached keys and values, with the scales and zeros of their groups."""
     if case.get("kv_bits") == 4:
         return replace(NAMED["int4"], group=case["group"], scale_bits=16, zero_bits=16)
     return NAMED["fp8_e4m3"] if case.get("kv_bits") == 8 else case.format
@@ -479,17 +492,18 @@ def _operators(case: Case) -> tuple[Operator, ...]:
     mask = Causal(case["window"]) if case.get("window") else Causal()
     heads = Heads(num_heads=case["heads"], num_kv_heads=case["kv_heads"], head_dim=case["dim"], mask=mask)
     q, o = (Tensor(name=name, width=heads.q_width, format=case.format) for name in "qo")
-    kept = _kept_format(case)
+    cache_format = _cache_format(case)
     k, v = (
-        Tensor(name=name, width=heads.kv_width, format=kept, rows=mask.keys_read, role=Role.KV_CACHE) for name in "kv"
+        Tensor(name=name, width=heads.kv_width, format=cache_format, rows=mask.keys_read, role=Role.KV_CACHE)
+        for name in "kv"
     )
     return (FlashAttention(name="attention", inputs=(q, k, v), outputs=(o,), heads=heads),)
 
 
 def _tilings(target: Target, case: Case) -> tuple[DecodeTiling, ...]:
     longest = min(case["kv"], case.get("window") or case["kv"])
-    kept = {4: torch.uint8, 8: torch.float8_e4m3fn}.get(case.get("kv_bits"), case.torch_dtype)
-    return tilings(target, case["B"] * case["kv_heads"], longest, case["dim"], kept)
+    cache_dtype = {4: torch.uint8, 8: torch.float8_e4m3fn}.get(case.get("kv_bits"), case.torch_dtype)
+    return tilings(target, case["B"] * case["kv_heads"], longest, case["dim"], cache_dtype)
 
 
 KERNELS = (
@@ -520,6 +534,6 @@ KERNELS = (
         operators=_operators,
         workload=lambda case: Workload(tuple(Sequences(batch=1, q_len=1, kv_len=kv_len) for kv_len in _lengths(case))),
         tilings=_tilings,
-        least_sm=lambda case: 89 if case.get("kv_bits") == 8 else 80,
+        min_sm=lambda case: 89 if case.get("kv_bits") == 8 else 80,
     ),
 )  # fmt: skip

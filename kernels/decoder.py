@@ -66,14 +66,14 @@ _EXPERTS: Final = (
     ("combine",),
 )
 _HEAD_NORMS: Final = frozenset(("q_norm", "k_norm"))
-_NORMED: Final = {"attn_norm": HIDDEN, "q_norm": "q_proj", "k_norm": "k_proj", "mlp_norm": "attn_add"}
+_NORM_INPUTS: Final = {"attn_norm": HIDDEN, "q_norm": "q_proj", "k_norm": "k_proj", "mlp_norm": "attn_add"}
 
 Weights = Mapping[str, torch.Tensor]
 
 
 @frozen(kw_only=True)
 class LayerShape:
-    """What a layer's launches are made for, read from its operators.
+    """The shape of a layer that its launches implement, read from its operators.
 
     operators  those of the graph by name, attention in one launch, values beside the cache
     """
@@ -84,27 +84,27 @@ class LayerShape:
     def of(cls, block: Block) -> LayerShape:
         """The shape of a graph's block.
 
-        Raises InputError where it has what these kernels have not.
+        Raises InputError if these kernels do not support it.
         """
-        found = {op.name: op for _, op in flash_attention(inf)(Graph((block,)))}
-        groups = _EXPERTS if "router" in found else _DENSE
-        wanted = {*chain(*_MIXER, *groups)} - {"v_write", *_HEAD_NORMS}
-        head_dim = next((op.heads.head_dim for op in found.values() if isinstance(op, FlashAttention)), 0)
-        head_norms = found.keys() & _HEAD_NORMS
-        odd = wanted.symmetric_difference(found.keys() - head_norms)
-        odd |= {w.name for op in found.values() for w in op.weights if not w.name.endswith("weight")}
-        odd |= {op.name for op in found.values() if not _known(op, head_dim)}
-        if odd or len(head_norms) == 1:
+        operators = {op.name: op for _, op in flash_attention(inf)(Graph((block,)))}
+        groups = _EXPERTS if "router" in operators else _DENSE
+        required_names = {*chain(*_MIXER, *groups)} - {"v_write", *_HEAD_NORMS}
+        head_dim = next((op.heads.head_dim for op in operators.values() if isinstance(op, FlashAttention)), 0)
+        head_norms = operators.keys() & _HEAD_NORMS
+        unsupported = required_names.symmetric_difference(operators.keys() - head_norms)
+        unsupported |= {w.name for op in operators.values() for w in op.weights if not w.name.endswith("weight")}
+        unsupported |= {op.name for op in operators.values() if not _is_supported(op, head_dim)}
+        if unsupported or len(head_norms) == 1:
             raise InputError(
-                "a decode step of kernels must be of layers of grouped-query attention without biases, whole heads "
-                "rotated, and SwiGLU, alone or in experts, with RMSNorm before each; "
-                f"block {block.name} differs in {', '.join(sorted(odd or head_norms))}"
+                "a decode step of kernels supports layers of grouped-query attention without biases, with rotary "
+                "embedding of whole heads, and SwiGLU, dense or in experts, each after an RMSNorm; "
+                f"block {block.name} differs in {', '.join(sorted(unsupported or head_norms))}"
             )
-        value = found["v_proj"].outputs[0]
+        value = operators["v_proj"].outputs[0]
         plain = replace(value, name="v_proj", role=Role.ACTIVATION)
-        found["v_proj"] = replace(found["v_proj"], outputs=(plain,))
-        found["v_write"] = rope_cache.written(plain, value)
-        return cls(operators={name: op.with_tensors(_renamed) for name, op in found.items()})
+        operators["v_proj"] = replace(operators["v_proj"], outputs=(plain,))
+        operators["v_write"] = rope_cache.v_write(plain, value)
+        return cls(operators={name: op.with_tensors(_with_block_names) for name, op in operators.items()})
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
@@ -137,7 +137,7 @@ class LayerShape:
         return self.operators["attn_norm"].outputs[0].width
 
     def launched(self, *, first: bool) -> tuple[Fused, ...]:
-        """What each launch realises, in order. The first layer of a model has no addition before it."""
+        """The operators that each launch implements, in order. The first layer of a model has no addition before it."""
         parts = [tuple(self.operators[name] for name in group if name in self.operators) for group in self.groups]
         read = [{t.name for op in group for t in op.reads()} for group in parts]
         elsewhere = [set().union(*read[:i], *read[i + 1 :]) for i in range(len(read))]
@@ -172,18 +172,18 @@ class LayerShape:
         return found
 
 
-def _renamed(tensor: Tensor) -> Tensor:
-    """What a block reads of the one before it, by the name that it has there."""
+def _with_block_names(tensor: Tensor) -> Tensor:
+    """Renames the hidden state that a block reads to the output of the block before it."""
     return replace(tensor, name="mlp_add") if tensor.name == HIDDEN else tensor
 
 
-def _known(op: Operator, head_dim: int) -> bool:
-    """Whether these kernels have the form of it that the graph asks for."""
+def _is_supported(op: Operator, head_dim: int) -> bool:
+    """Whether these kernels implement the form of `op` that the graph has."""
     match op:
         case Norm():
             width = head_dim if op.name in _HEAD_NORMS else op.inputs[0].width
-            whole = op.weights[0].numel == width and op.inputs[0].name == _NORMED.get(op.name)
-            return whole and op.ops_per_element == _RMS_OPS
+            is_plain = op.weights[0].numel == width and op.inputs[0].name == _NORM_INPUTS.get(op.name)
+            return is_plain and op.ops_per_element == _RMS_OPS
         case Activation():
             return op.ops_per_element == _SILU_OPS
         case Rope():
@@ -196,7 +196,7 @@ def _known(op: Operator, head_dim: int) -> bool:
 
 @frozen(kw_only=True)
 class Pages:
-    """Where the tokens of each sequence are in the caches of all layers, and how many there are, the new ones counted.
+    """Page table and lengths of the sequences in the caches of all layers; lengths include the new tokens.
 
     table[sequences, pages], lengths[sequences] up to `longest`, frequencies[dim / 2] of rotations as in `rope`
     """
@@ -224,7 +224,7 @@ class Pages:
         return random.normal(*shape, dtype=dtype), random.normal(*shape, dtype=dtype)
 
 
-def _product(target: Target, x: torch.Tensor, w: torch.Tensor) -> LaunchPlan:
+def _linear_plan(target: Target, x: torch.Tensor, w: torch.Tensor) -> LaunchPlan:
     return gemv.plan(target, x, w) if x.shape[0] == 1 else gemm.plan(target, x, w)
 
 
@@ -239,9 +239,9 @@ def layer_plan(
     chosen: int = 0,
     window: int = 0,
 ) -> LaunchPlan:
-    """Of x and residual[sequences, hidden], whose sum is the hidden state; k and v are the caches, written where they
-    are; a token takes `chosen` experts, and sees a `window` of keys where that is not 0. It gives what the feed-forward
-    network makes and the sum that it is to be added to.
+    """Plans a layer: (feed-forward output, sum to add it to, caches) of x and residual[sequences, hidden], whose sum is
+    the hidden state. k and v are the caches, updated in place; a token uses `chosen` experts, and a query sees
+    `window` keys (0: all).
     """
     plans: list[LaunchPlan] = []
 
@@ -251,18 +251,18 @@ def layer_plan(
 
     h = run(norms.plan(target, x, weights["attn_norm"], residual))
     before = x if residual is None else plans[-1].outputs[1]
-    qkv = run(_product(target, h, weights["qkv"]))
+    qkv = run(_linear_plan(target, h, weights["qkv"]))
     head_norms = (weights.get("q_norm"), weights.get("k_norm"))
     q = run(rope_cache.plan(target, qkv, pages.frequencies, k, v, pages.table, pages.lengths, *head_norms))
     o = run(decode_attention.plan(target, q, k, v, pages.table, pages.lengths, pages.longest, window=window))
-    h = run(norms.plan(target, run(_product(target, o.flatten(1), weights["o"])), weights["mlp_norm"], before))
+    h = run(norms.plan(target, run(_linear_plan(target, o.flatten(1), weights["o"])), weights["mlp_norm"], before))
     between = plans[-1].outputs[1]
     if chosen:
-        logits = run(_product(target, h, weights["router"]))
+        logits = run(_linear_plan(target, h, weights["router"]))
         y = run(fused_moe.plan(target, h, logits, weights["gate_up"], weights["down"], chosen))
     else:
-        act = run(gated.plan(target, run(_product(target, h, weights["gate_up"])), "silu", gated=True))
-        y = run(_product(target, act, weights["down"]))
+        act = run(gated.plan(target, run(_linear_plan(target, h, weights["gate_up"])), "silu", gated=True))
+        y = run(_linear_plan(target, act, weights["down"]))
     return LaunchPlan(launches=tuple(chain(*(plan.launches for plan in plans))), outputs=(y, between, k, v))
 
 
@@ -285,8 +285,8 @@ def layer_reference(
     h, *sums = (t.to(dtype) for t in norms.reference(x, weights["attn_norm"], residual))
     head_norms = (weights.get("q_norm"), weights.get("k_norm"))
     qkv = product(h, weights["qkv"])
-    made = rope_cache.reference(qkv, pages.frequencies, k, v, pages.table, pages.lengths, *head_norms)
-    q, k, v = (t.to(dtype) for t in made)
+    rotated = rope_cache.reference(qkv, pages.frequencies, k, v, pages.table, pages.lengths, *head_norms)
+    q, k, v = (t.to(dtype) for t in rotated)
     (o,) = decode_attention.reference(q, k, v, pages.table, pages.lengths, pages.longest, window=window)
     o = product(o.to(dtype).flatten(1), weights["o"])
     h, between = (t.to(dtype) for t in norms.reference(o, weights["mlp_norm"], sums[0] if sums else x))
@@ -317,12 +317,12 @@ class DecodeStep:
 
     @property
     def ops(self) -> float:
-        """As the engine counts them."""
+        """OPs of the step, as the engine counts them."""
         return float(evaluate(total(op.work().ops for op in self.operators), self.workload))
 
     @property
     def nbytes(self) -> float:
-        """To and from memory, as the engine counts them but for what fusing changes."""
+        """Bytes to and from memory, as the engine counts them except for the effect of fusion."""
         return float(evaluate(total(op.work().nbytes for op in self.operators), self.workload))
 
     def __call__(self) -> tuple[torch.Tensor, ...]:
@@ -335,7 +335,7 @@ class DecodeStep:
         self.pages.lengths.add_(1)
 
     def capture(self) -> torch.cuda.CUDAGraph:
-        """It as a CUDA graph: replay() launches all of it at once.
+        """Captures the step as a CUDA graph: replay() launches all of it at once.
 
         Raises InputError where its tensors are on no GPU.
         """
@@ -373,32 +373,32 @@ def decode_step(
         raise InputError(f"room must be at least 0; got {room}")
     embed, ordered, head = _decoder(load_model(model) if isinstance(model, str) else model, layers)
     random, first = Random(device, seed), ordered[0]
-    found = target or Target.of(torch.device(device))
+    launch_target = target or Target.of(torch.device(device))
     pages = Pages.of(random, batch=batch, kv_len=kv_len, longest=kv_len + room, dim=first.heads.head_dim)
     norm, lm_head = head.operators
     vocab, width = lm_head.weights[0].shape
     table = random.normal(vocab, width, dtype=first.dtype)
     ids = random.integers(batch, low=0, high=vocab, dtype=torch.int32)
     weights = {"embed_tokens": table}
-    plans = [embedding.plan(found, ids, table)]
+    plans = [embedding.plan(launch_target, ids, table)]
     operators: list[Operator] = [*embed.operators]
     x, residual = plans[0].outputs[0], None
     for index, shape in enumerate(ordered):
-        own = shape.weights(random)
-        weights |= {f"{index}.{name}": weight for name, weight in own.items()}
+        layer_weights = shape.weights(random)
+        weights |= {f"{index}.{name}": weight for name, weight in layer_weights.items()}
         caches = pages.caches(random, shape.heads, shape.dtype)
-        plans.append(layer_plan(found, x, residual, own, *caches, pages, shape.chosen, shape.window))
+        plans.append(layer_plan(launch_target, x, residual, layer_weights, *caches, pages, shape.chosen, shape.window))
         x, residual, *_ = plans[-1].outputs
         operators.extend(shape.launched(first=index == 0))
     weights["final_norm"] = random.uniform(width, low=0.5, high=1.5).to(first.dtype)
-    plans.append(norms.plan(found, x, weights["final_norm"], residual))
-    added = (ordered[-1].operators["mlp_add"], norm.with_tensors(_renamed))
+    plans.append(norms.plan(launch_target, x, weights["final_norm"], residual))
+    added = (ordered[-1].operators["mlp_add"], norm.with_tensors(_with_block_names))
     tied = lm_head.weights[0].tied
     scale = width**-0.5
     weights["lm_head"] = table if tied else random.normal(vocab, width, dtype=first.dtype, scale=scale)
-    plans.append(_product(found, plans[-1].outputs[0], weights["lm_head"]))
+    plans.append(_linear_plan(launch_target, plans[-1].outputs[0], weights["lm_head"]))
     logits = plans[-1].outputs[0]
-    plans.append(sampling.plan_argmax(found, logits))
+    plans.append(sampling.plan_argmax(launch_target, logits))
     tokens = Tensor(name="tokens", width=1, format=_INT32, rows=LOGITS)
     greedy = Sample(name="argmax", inputs=lm_head.outputs, outputs=(tokens,), greedy=True)
     operators.extend((Fused.of(added, kept_outputs=("mlp_add", "final_norm")), lm_head, greedy))
@@ -426,15 +426,15 @@ def _decoder(model: Model, layers: int | None) -> tuple[Block, list[LayerShape],
     plain = all(len(op.weights) == 1 for block in (embed, head) for op in block.operators)
     if names != [["embed_tokens"], ["final_norm", "lm_head"]] or not plain or model.quantization != UNQUANTIZED:
         raise InputError(
-            "a decode step of kernels must be of a model with a table of tokens, layers, a norm and a head without "
-            f"bias, in 16 bits; {model.name} differs"
+            "a decode step of kernels supports models of a token embedding, layers, a norm and a head without bias, in "
+            f"16 bits; {model.name} differs"
         )
     shapes = [(index, LayerShape.of(block)) for block in blocks for index in block.layers]
     return embed, [shape for _, shape in sorted(shapes, key=lambda one: one[0])][:layers], head
 
 
 def _shape(case: Case) -> LayerShape:
-    """Of a layer as architectures make it, of a case's sizes."""
+    """The shape of a layer of a case's sizes, built as architectures build it."""
     parts = Parts(format=case.format)
     mask = Causal(case["window"]) if case.get("window") else CAUSAL
     heads = Heads(num_heads=case["heads"], num_kv_heads=case["kv_heads"], head_dim=case["dim"], mask=mask)

@@ -22,13 +22,13 @@ _BLOCK = 1024  # elements of a program: a load of 16 bytes a thread, so that the
 def _embedding(id_ptr, table_ptr, position_ptr, places_ptr, y_ptr, width, BLOCK: tl.constexpr):
     token = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there = columns < width
+    mask = columns < width
     row = tl.load(id_ptr + token).to(tl.int64)
-    y = tl.load(table_ptr + row * width + columns, there, 0.0)
+    y = tl.load(table_ptr + row * width + columns, mask, 0.0)
     if position_ptr is not None:
         row = tl.load(position_ptr + token).to(tl.int64)
-        y = y.to(tl.float32) + tl.load(places_ptr + row * width + columns, there, 0.0).to(tl.float32)
-    tl.store(y_ptr + token.to(tl.int64) * width + columns, y.to(y_ptr.dtype.element_ty), there)
+        y = y.to(tl.float32) + tl.load(places_ptr + row * width + columns, mask, 0.0).to(tl.float32)
+    tl.store(y_ptr + token.to(tl.int64) * width + columns, y.to(y_ptr.dtype.element_ty), mask)
 
 
 def plan(
@@ -63,23 +63,23 @@ def reference(
 def _make(case: Case, device: str, seed: int) -> Inputs:
     random, tokens, dtype = Random(device, seed), case["tokens"], case.torch_dtype
     vocab, width, length = case["vocab"], case["width"], case.get("positions")
-    found: Inputs = {
+    inputs: Inputs = {
         "ids": random.integers(tokens, low=0, high=vocab, dtype=torch.int32),
         "table": random.normal(vocab, width, dtype=dtype),
     }
     if length:
-        found["positions"] = random.integers(tokens, low=0, high=length, dtype=torch.int32)
-        found["places"] = random.normal(length, width, dtype=dtype)
-    return found
+        inputs["positions"] = random.integers(tokens, low=0, high=length, dtype=torch.int32)
+        inputs["places"] = random.normal(length, width, dtype=dtype)
+    return inputs
 
 
-def _again(inputs: Inputs, number: int) -> Inputs:
+def _next_inputs(inputs: Inputs, number: int) -> Inputs:
     """Other rows of the same tables."""
-    moved = {}
+    next_ids = {}
     for ids, table in (("ids", "table"), ("positions", "places")):
         if ids in inputs:
-            moved[ids] = (inputs[ids] + number) % len(inputs[table])
-    return inputs | moved
+            next_ids[ids] = (inputs[ids] + number) % len(inputs[table])
+    return inputs | next_ids
 
 
 def _operators(case: Case) -> tuple[Operator, ...]:
@@ -110,6 +110,6 @@ KERNELS = (
         tolerance=lambda case: (EPSILON[case.dtype] / 2, 0.0) if case.get("positions") else (0.0, 0.0),
         operators=_operators,
         workload=lambda case: Workload.prefill(batch=1, prompt=case["tokens"]),
-        again=_again,
+        next_inputs=_next_inputs,
     ),
 )  # fmt: skip

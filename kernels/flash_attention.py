@@ -30,64 +30,65 @@ _LOG2_E = log2(e)
 
 
 @triton.jit
-def _tile(source, first, last, head, heads, dim, ROWS: tl.constexpr, DIM: tl.constexpr, DESCRIBED: tl.constexpr):
-    """ROWS rows of one head, from `first` on; those from `last` on may be of the sequence that follows, or zero.
+def _load_tile(source, first, last, head, heads, dim, ROWS: tl.constexpr, DIM: tl.constexpr, DESCRIBED: tl.constexpr):
+    """Loads ROWS rows of one head from row `first` on; rows from `last` on are the next sequence's, or zero.
 
-    GPUs without TMA load by pointers: for them a descriptor becomes loads that no loop overlaps with its products.
+    GPUs without TMA load by pointers, because a descriptor becomes loads that are not pipelined with the products.
     """
     if DESCRIBED:
         tile = source.load([first, head * dim])
     else:
         rows, columns = first + tl.arange(0, ROWS), tl.arange(0, DIM)
-        at = source + (rows.to(tl.int64)[:, None] * heads + head) * dim + columns[None, :]
-        tile = tl.load(at, (rows[:, None] < last) & (columns[None, :] < dim), 0.0)
+        offsets = source + (rows.to(tl.int64)[:, None] * heads + head) * dim + columns[None, :]
+        tile = tl.load(offsets, (rows[:, None] < last) & (columns[None, :] < dim), 0.0)
     return tile
 
 
 @triton.jit
-def weigh(scores, seen, scale, most, total):
-    """A step of an online softmax: weights of these scores, the factor by which older sums shrink, and `most` and
-    `total` with these scores in them.
+def online_softmax(scores, visible, scale, row_max, row_sum):
+    """Updates the running maximum and sum of each row of an online softmax (arXiv:2205.14135) with new scores.
 
-    The scale is applied in the instruction that subtracts the largest, a multiply-add. Scores that are not
-    `seen` (None: all are) become a large negative number that is finite, so that a query which sees none of these keys
-    has weights and no NaN; those vanish with the first key that it sees. It is a power of two, so that its product with
-    the scale is exact.
+    visible  mask of the scores; None if all are visible
+
+    Returns the weights of these scores, the factor that rescales older sums, the new maximum and the new sum. The scale
+    is applied in the multiply-add that subtracts the maximum. Masked scores become a large negative number that is
+    finite, so that a query that sees none of these keys has weights and no NaN; they vanish with the first visible key.
+    It is a power of two, so that its product with the scale is exact.
     """
-    if seen is not None:
-        scores = tl.where(seen, scores, -(2.0**100))
-    new = tl.maximum(most, tl.max(scores, 1) * scale)
-    weights = tl.exp2(scores * scale - new[:, None])
-    old = tl.exp2(most - new)
-    return weights, old, new, total * old + tl.sum(weights, 1)
+    if visible is not None:
+        scores = tl.where(visible, scores, -(2.0**100))
+    new_max = tl.maximum(row_max, tl.max(scores, 1) * scale)
+    weights = tl.exp2(scores * scale - new_max[:, None])
+    correction = tl.exp2(row_max - new_max)
+    return weights, correction, new_max, row_sum * correction + tl.sum(weights, 1)
 
 
 @triton.jit
 def _attend(
-    out, most, total, q, k_rows, v_rows, kv_start, kv_head, kv_heads, dim, positions, kv_len, window, scale,
+    out, row_max, row_sum, q, k_rows, v_rows, kv_start, kv_head, kv_heads, dim, positions, kv_len, window, scale,
     first, last,
     DIM: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr,
     DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """The keys from `first` to `last`, a multiple of BLOCK_N or the end, taken into `out`, `most` and `total`.
+    """Processes the keys from `first` to `last` (a multiple of BLOCK_N or the end) into `out`, `row_max` and `row_sum`.
 
-    Values are fetched before keys: so the warps that share tiles wait for each other before the first product, and one
-    half of them may weigh scores while the other multiplies.
+    Values are loaded before keys: the warps that share tiles then synchronize before the first product, and one half of
+    them can compute the softmax while the other multiplies.
     """
     for key in range(first, last, BLOCK_N):
-        v = _tile(v_rows, kv_start + key, kv_start + kv_len, kv_head, kv_heads, dim, BLOCK_N, DIM, DESCRIBED)
-        k = _tile(k_rows, kv_start + key, kv_start + kv_len, kv_head, kv_heads, dim, BLOCK_N, DIM, DESCRIBED)
+        v = _load_tile(v_rows, kv_start + key, kv_start + kv_len, kv_head, kv_heads, dim, BLOCK_N, DIM, DESCRIBED)
+        k = _load_tile(k_rows, kv_start + key, kv_start + kv_len, kv_head, kv_heads, dim, BLOCK_N, DIM, DESCRIBED)
         if MASKED:
             keys = key + tl.arange(0, BLOCK_N)[None, :]
             # Queries of the sequence see no key past its end, and what those after them see does not matter.
-            seen = keys <= positions[:, None] if CAUSAL else keys < kv_len
+            visible = keys <= positions[:, None] if CAUSAL else keys < kv_len
             if WINDOWED:
-                seen = seen & (keys > positions[:, None] - window)
-            weights, old, most, total = weigh(tl.dot(q, k.T), seen, scale, most, total)
+                visible = visible & (keys > positions[:, None] - window)
+            weights, correction, row_max, row_sum = online_softmax(tl.dot(q, k.T), visible, scale, row_max, row_sum)
         else:
-            weights, old, most, total = weigh(tl.dot(q, k.T), None, scale, most, total)
-        out = tl.dot(weights.to(v.dtype), v, out * old[:, None])
-    return out, most, total
+            weights, correction, row_max, row_sum = online_softmax(tl.dot(q, k.T), None, scale, row_max, row_sum)
+        out = tl.dot(weights.to(v.dtype), v, out * correction[:, None])
+    return out, row_max, row_sum
 
 
 @triton.jit
@@ -96,7 +97,7 @@ def _flash_attention(
     DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr,
     DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    # The last tiles see the most keys: they start first, so that none is left over at the end.
+    # The last tiles have the most keys. They start first, so that no long program runs alone at the end.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head, sequence = tl.program_id(1), tl.program_id(2)
     q_start = tl.load(q_ends_ptr + sequence)
@@ -106,39 +107,39 @@ def _flash_attention(
         kv_start = tl.load(kv_ends_ptr + sequence)
         kv_len = tl.load(kv_ends_ptr + sequence + 1) - kv_start
         rows = row + tl.arange(0, BLOCK_M)
-        place = kv_len - q_len + row  # of the tile's first query in its sequence
+        first_position = kv_len - q_len + row  # of the tile's first query in its sequence
         positions = kv_len - q_len + rows
         kv_head = head // (heads // kv_heads)
-        q = _tile(q_rows, q_start + row, q_start + q_len, head, heads, dim, BLOCK_M, DIM, DESCRIBED)
+        q = _load_tile(q_rows, q_start + row, q_start + q_len, head, heads, dim, BLOCK_M, DIM, DESCRIBED)
         out = tl.zeros((BLOCK_M, DIM), dtype=tl.float32)
-        most = tl.full((BLOCK_M,), -1e30, dtype=tl.float32)
-        total = tl.zeros((BLOCK_M,), dtype=tl.float32)
-        begin, whole = 0, 0  # where keys begin to be seen by any query, and by all
+        row_max = tl.full((BLOCK_M,), -1e30, dtype=tl.float32)
+        row_sum = tl.zeros((BLOCK_M,), dtype=tl.float32)
+        first_key, unmasked_start = 0, 0  # first key that any query sees, and that all see
         if CAUSAL:
-            end = min(kv_len, place + BLOCK_M)
-            full = (place + 1) // BLOCK_N * BLOCK_N  # where they end to be seen by all
+            end = min(kv_len, first_position + BLOCK_M)
+            unmasked_end = (first_position + 1) // BLOCK_N * BLOCK_N  # end of the keys that all queries see
             if WINDOWED:
-                begin = max(place - window + 1, 0) // BLOCK_N * BLOCK_N
-                whole = tl.cdiv(max(place + BLOCK_M - window, 0), BLOCK_N) * BLOCK_N
-                full = max(full, begin)
-                whole = min(whole, full)
+                first_key = max(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
+                unmasked_start = tl.cdiv(max(first_position + BLOCK_M - window, 0), BLOCK_N) * BLOCK_N
+                unmasked_end = max(unmasked_end, first_key)
+                unmasked_start = min(unmasked_start, unmasked_end)
         else:
             end = kv_len
-            full = kv_len // BLOCK_N * BLOCK_N
+            unmasked_end = kv_len // BLOCK_N * BLOCK_N
         if WINDOWED:
-            out, most, total = _attend(
-                out, most, total, q, k_rows, v_rows, kv_start, kv_head, kv_heads, dim, positions, kv_len, window, scale,
-                begin, whole, DIM, BLOCK_N, True, CAUSAL, WINDOWED, DESCRIBED,
+            out, row_max, row_sum = _attend(
+                out, row_max, row_sum, q, k_rows, v_rows, kv_start, kv_head, kv_heads, dim, positions, kv_len, window,
+                scale, first_key, unmasked_start, DIM, BLOCK_N, True, CAUSAL, WINDOWED, DESCRIBED,
             )  # fmt: skip
-        out, most, total = _attend(
-            out, most, total, q, k_rows, v_rows, kv_start, kv_head, kv_heads, dim, positions, kv_len, window, scale,
-            whole, full, DIM, BLOCK_N, False, CAUSAL, WINDOWED, DESCRIBED,
+        out, row_max, row_sum = _attend(
+            out, row_max, row_sum, q, k_rows, v_rows, kv_start, kv_head, kv_heads, dim, positions, kv_len, window,
+            scale, unmasked_start, unmasked_end, DIM, BLOCK_N, False, CAUSAL, WINDOWED, DESCRIBED,
         )  # fmt: skip
-        out, most, total = _attend(
-            out, most, total, q, k_rows, v_rows, kv_start, kv_head, kv_heads, dim, positions, kv_len, window, scale,
-            full, end, DIM, BLOCK_N, True, CAUSAL, WINDOWED, DESCRIBED,
+        out, row_max, row_sum = _attend(
+            out, row_max, row_sum, q, k_rows, v_rows, kv_start, kv_head, kv_heads, dim, positions, kv_len, window,
+            scale, unmasked_end, end, DIM, BLOCK_N, True, CAUSAL, WINDOWED, DESCRIBED,
         )  # fmt: skip
-        out = out / total[:, None]
+        out = out / row_sum[:, None]
         columns = tl.arange(0, DIM)
         o_at = o_ptr + ((q_start + rows).to(tl.int64)[:, None] * heads + head) * dim + columns[None, :]
         tl.store(o_at, out.to(o_ptr.dtype.element_ty), (rows[:, None] < q_len) & (columns[None, :] < dim))
@@ -149,10 +150,10 @@ def _specialized(
     q_ptr, k_ptr, v_ptr, o_ptr, q_ends_ptr, kv_ends_ptr, queries, keys, scale, heads, kv_heads,
     DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """`_flash_attention` under a causal mask in which four warps load, and four for each half of the queries weigh
-    scores while the others multiply.
+    """Warp-specialized `_flash_attention` under a causal mask: four warps load, and two groups of four alternate
+    between softmax and products, each for half of the queries.
 
-    The compiler does so for Hopper as in `gemm`, for a kernel with one loop: all tiles pay for the mask.
+    The compiler specializes warps on Hopper only for a kernel with one loop (see `gemm`), so all tiles are masked.
     """
     q_rows = tl.make_tensor_descriptor(q_ptr, [queries, heads * DIM], [heads * DIM, 1], [BLOCK_M, DIM])
     k_rows = tl.make_tensor_descriptor(k_ptr, [keys, kv_heads * DIM], [kv_heads * DIM, 1], [BLOCK_N, DIM])
@@ -170,22 +171,22 @@ def _specialized(
         kv_column = head // (heads // kv_heads) * DIM
         q = q_rows.load([q_start + row, head * DIM])
         out = tl.zeros((BLOCK_M, DIM), dtype=tl.float32)
-        most = tl.full((BLOCK_M,), -1e30, dtype=tl.float32)
-        total = tl.zeros((BLOCK_M,), dtype=tl.float32)
+        row_max = tl.full((BLOCK_M,), -1e30, dtype=tl.float32)
+        row_sum = tl.zeros((BLOCK_M,), dtype=tl.float32)
         for key in tl.range(0, min(kv_len, kv_len - q_len + row + BLOCK_M), BLOCK_N, warp_specialize=True):
             k = k_rows.load([kv_start + key, kv_column])
-            seen = key + tl.arange(0, BLOCK_N)[None, :] <= positions[:, None]
-            weights, old, most, total = weigh(tl.dot(q, k.T), seen, scale, most, total)
+            visible = key + tl.arange(0, BLOCK_N)[None, :] <= positions[:, None]
+            weights, correction, row_max, row_sum = online_softmax(tl.dot(q, k.T), visible, scale, row_max, row_sum)
             v = v_rows.load([kv_start + key, kv_column])
-            out = tl.dot(weights.to(v.dtype), v, out * old[:, None])
-        out = out / total[:, None]
+            out = tl.dot(weights.to(v.dtype), v, out * correction[:, None])
+        out = out / row_sum[:, None]
         o_at = o_ptr + ((q_start + rows).to(tl.int64)[:, None] * heads + head) * DIM + tl.arange(0, DIM)[None, :]
         tl.store(o_at, out.to(o_ptr.dtype.element_ty), rows[:, None] < q_len)
 
 
 @frozen(kw_only=True)
 class FlashTiling:
-    """Queries that a program has, and keys that it takes at a time. Its warps may be specialized in loads."""
+    """Tiling of flash attention: queries per program, keys per iteration, and whether warps are specialized."""
 
     queries: int
     keys: int
@@ -194,9 +195,8 @@ class FlashTiling:
     specialized: bool = False
 
 
-# (queries, keys, warps, stages) that take no more registers than there are, by the first generation that has them, and
-# the width of a head.
-_OTHERS: Final = {
+# (queries, keys, warps, stages) without register spills, by the first generation that supports them and the head size.
+_ALTERNATIVE_TILES: Final = {
     80: {64: ((128, 32, 4, 3), (64, 64, 4, 3)), 128: ((128, 32, 8, 3),), 256: ((64, 32, 8, 2),)},
     90: {
         64: ((128, 64, 8, 4), (64, 128, 4, 2), (64, 64, 4, 4), (128, 128, 8, 2)),
@@ -210,14 +210,14 @@ _OTHERS: Final = {
     },
 }
 
-_SPECIALIZED: Final = {64: (128, 3), 128: (128, 2), 256: (64, 2)}  # (keys, stages), by the width of a head
+_SPECIALIZED_TILES: Final = {64: (128, 3), 128: (128, 2), 256: (64, 2)}  # (keys, stages), by the width of a head
 
 
 def tiling(target: Target, dim: int, longest: int) -> FlashTiling:
-    """Tiles that share registers and shared memory; of few queries, no more rows than there are.
+    """The default tiling; tiles of queries are no taller than the `longest` sequence of queries.
 
-    From Hopper on, 128 queries are two groups of warps, and three tiles of keys and values are on the way. Before,
-    FlashAttention-2's.
+    From Hopper on, 128 queries are split between two warp groups, with three stages of keys and values. Before, the
+    tiles are FlashAttention-2's.
     """
     queries = max(pow2(min(longest, 128)), 16)
     if target.generation >= 90:
@@ -230,20 +230,20 @@ def tiling(target: Target, dim: int, longest: int) -> FlashTiling:
 
 
 def tilings(target: Target, case: Case) -> tuple[FlashTiling, ...]:
-    """Others. Smaller ones have room for two programs a multiprocessor, of which one may multiply while the other
-    weighs.
+    """Alternative tilings. With the smaller ones a multiprocessor runs two programs, one of which can multiply while
+    the other computes the softmax.
     """
     dim, longest = case["dim"], case["q"]
     width = min(max(pow2(dim), 64), 256)
-    others = _OTHERS[max(sm for sm in _OTHERS if sm <= target.generation)][width]
-    found = [
+    others = _ALTERNATIVE_TILES[max(sm for sm in _ALTERNATIVE_TILES if sm <= target.generation)][width]
+    alternatives = [
         FlashTiling(queries=queries, keys=keys, num_warps=num_warps, num_stages=num_stages)
         for queries, keys, num_warps, num_stages in others
     ]
     if target.generation == 90 and dim == width and not (case.get("window") or case.get("both_ways")):
-        keys, num_stages = _SPECIALIZED[width]  # last: the compiler's newest way is its least tried
-        found.append(FlashTiling(queries=128, keys=keys, num_warps=4, num_stages=num_stages, specialized=True))
-    return tuple(one for one in found if one.queries <= pow2(longest))
+        keys, num_stages = _SPECIALIZED_TILES[width]  # last: the compiler's newest way is its least tried
+        alternatives.append(FlashTiling(queries=128, keys=keys, num_warps=4, num_stages=num_stages, specialized=True))
+    return tuple(one for one in alternatives if one.queries <= pow2(longest))
 
 
 def plan(
@@ -276,8 +276,8 @@ def plan(
     if tile.specialized:
         if dim != padded or window or not causal:
             raise InputError(
-                f"warps are specialized for causal attention without a window, of heads of a power of two; got {dim} "
-                f"elements, window={window}, causal={causal}"
+                "warp specialization needs causal attention without a window and a head size that is a power of two; "
+                f"got head size {dim}, window={window}, causal={causal}"
             )
         triton.set_allocator(scratch)
         launch = Launch(
@@ -320,35 +320,35 @@ def reference(
     tile: FlashTiling | None = None,  # noqa: ARG001
 ) -> tuple[torch.Tensor, ...]:
     group = q.shape[1] // k.shape[1]
-    found = []
+    outputs = []
     for sequence in range(q_ends.numel() - 1):
         of_q, of_kv = (slice(int(ends[sequence]), int(ends[sequence + 1])) for ends in (q_ends, kv_ends))
-        ours = q[of_q].float().transpose(0, 1)
+        queries = q[of_q].float().transpose(0, 1)
         keys, values = (x[of_kv].float().transpose(0, 1).repeat_interleave(group, 0) for x in (k, v))
-        scores = ours @ keys.transpose(1, 2) * q.shape[2] ** -0.5
-        kv_len, q_len = keys.shape[1], ours.shape[1]
+        scores = queries @ keys.transpose(1, 2) * q.shape[2] ** -0.5
+        kv_len, q_len = keys.shape[1], queries.shape[1]
         key = torch.arange(kv_len, device=q.device)
         position = torch.arange(kv_len - q_len, kv_len, device=q.device)[:, None]
-        seen = (key <= position) if causal else torch.ones_like(key <= position)
-        seen = seen & (key > position - window) if window else seen
-        found.append((scores.masked_fill(~seen, float("-inf")).softmax(2) @ values).transpose(0, 1))
-    return (torch.cat(found),)
+        visible = (key <= position) if causal else torch.ones_like(key <= position)
+        visible = visible & (key > position - window) if window else visible
+        outputs.append((scores.masked_fill(~visible, float("-inf")).softmax(2) @ values).transpose(0, 1))
+    return (torch.cat(outputs),)
 
 
 def lengths(case: Case) -> list[tuple[int, int]]:
-    """(queries, keys) of each sequence: `q` and `kv`, less `ragged` for each sequence before it."""
+    """(queries, keys) of each sequence: `q` and `kv`, decreasing by `ragged` from sequence to sequence."""
     return [(max(case["q"] - i * case.get("ragged"), 1), case["kv"] - i * case.get("ragged")) for i in range(case["B"])]
 
 
 def ends(numbers: list[int], device: str) -> torch.Tensor:
-    """Running sums that start at 0."""
+    """Cumulative sums of lengths, starting at 0."""
     return torch.tensor([0, *numbers]).cumsum(0).to(torch.int32).to(device)
 
 
 def _make(case: Case, device: str, seed: int) -> Inputs:
     random, dtype, dim = Random(device, seed), case.torch_dtype, case["dim"]
     queries, keys = (list(numbers) for numbers in zip(*lengths(case), strict=True))
-    found: Inputs = {
+    inputs: Inputs = {
         "q": random.normal(sum(queries), case["heads"], dim, dtype=dtype),
         "k": random.normal(sum(keys), case["kv_heads"], dim, dtype=dtype),
         "v": random.normal(sum(keys), case["kv_heads"], dim, dtype=dtype),
@@ -359,12 +359,12 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
         "window": case.get("window"),
     }
     if case.get("specialized"):
-        found["tile"] = FlashTiling(queries=128, keys=32, num_warps=4, num_stages=2, specialized=True)
-    return found
+        inputs["tile"] = FlashTiling(queries=128, keys=32, num_warps=4, num_stages=2, specialized=True)
+    return inputs
 
 
 def attention(case: Case) -> tuple[Operator, ...]:
-    """FlashAttention of the case's heads, under its mask."""
+    """The FlashAttention operator with the case's heads and mask."""
     window = case.get("window")
     mask = Bidirectional() if case.get("both_ways") else Causal(window) if window else Causal()
     heads = Heads(num_heads=case["heads"], num_kv_heads=case["kv_heads"], head_dim=case["dim"], mask=mask)

@@ -16,11 +16,25 @@ import triton.language as tl
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import ACTIVATION_OPS, Activation, Combine, Route
 from ..precision import FP32
-from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, cloned, poisoned, pow2
+from .base import (
+    EPSILON,
+    Case,
+    Inputs,
+    Kernel,
+    Launch,
+    LaunchPlan,
+    Random,
+    Target,
+    case,
+    cdiv,
+    cloned_inputs,
+    poisoned,
+    pow2,
+)
 from .gemm import GemmTiling, workload
 from .grouped_gemm import experts_linear, launch_grouped, tilings
 
-_ROUTE_ROWS = 4
+_ROUTE_TOKENS = 4
 _SORT_BLOCK = 1024
 _COMBINE_BLOCK = 1024
 
@@ -33,38 +47,38 @@ def _route(
     """The best CHOSEN of EXPERTS logits, one after the other, and softmax weights that sum to 1 over them."""
     rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     columns = tl.arange(0, BLOCK_E)
-    there = rows < tokens
-    at = rows[:, None] * EXPERTS + columns[None, :]
-    logits = tl.load(logits_ptr + at, there[:, None] & (columns[None, :] < EXPERTS), float("-inf"))
+    mask = rows < tokens
+    offsets = rows[:, None] * EXPERTS + columns[None, :]
+    logits = tl.load(logits_ptr + offsets, mask[:, None] & (columns[None, :] < EXPERTS), float("-inf"))
     logits = logits.to(tl.float32)
-    logits = tl.where(there[:, None], logits, 0.0)
+    logits = tl.where(mask[:, None], logits, 0.0)
     best = tl.max(logits, 1)
     weights = tl.exp(logits - best[:, None])  # those of softmax but for a factor that renormalizing cancels
-    left = logits
+    remaining = logits
     chosen_sum = tl.zeros((BLOCK_T,), dtype=tl.float32)
     for _ in tl.static_range(CHOSEN):
-        taken = columns[None, :] == tl.argmax(left, 1)[:, None]
-        chosen_sum += tl.sum(tl.where(taken, weights, 0.0), 1)
-        left = tl.where(taken, float("-inf"), left)
-    left = logits
-    for place in tl.static_range(CHOSEN):
-        expert = tl.argmax(left, 1)
-        taken = columns[None, :] == expert[:, None]
-        weight = tl.sum(tl.where(taken, weights, 0.0), 1) / chosen_sum
-        tl.store(expert_ptr + rows * CHOSEN + place, expert, there)
-        tl.store(weight_ptr + rows * CHOSEN + place, weight, there)
-        left = tl.where(taken, float("-inf"), left)
+        is_expert = columns[None, :] == tl.argmax(remaining, 1)[:, None]
+        chosen_sum += tl.sum(tl.where(is_expert, weights, 0.0), 1)
+        remaining = tl.where(is_expert, float("-inf"), remaining)
+    remaining = logits
+    for rank in tl.static_range(CHOSEN):
+        expert = tl.argmax(remaining, 1)
+        is_expert = columns[None, :] == expert[:, None]
+        weight = tl.sum(tl.where(is_expert, weights, 0.0), 1) / chosen_sum
+        tl.store(expert_ptr + rows * CHOSEN + rank, expert, mask)
+        tl.store(weight_ptr + rows * CHOSEN + rank, weight, mask)
+        remaining = tl.where(is_expert, float("-inf"), remaining)
 
 
 @triton.jit
 def _count(expert_ptr, count_ptr, pairs, BLOCK: tl.constexpr):
-    """How many pairs go to the expert that is this program's."""
-    own = tl.program_id(0)
+    """Counts the pairs that go to this program's expert."""
+    expert = tl.program_id(0)
     count = tl.zeros((BLOCK,), dtype=tl.int32)
     for start in range(0, pairs, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        count += (tl.load(expert_ptr + at, at < pairs, -1) == own).to(tl.int32)
-    tl.store(count_ptr + own, tl.sum(count, 0))
+        pair = start + tl.arange(0, BLOCK)
+        count += (tl.load(expert_ptr + pair, pair < pairs, -1) == expert).to(tl.int32)
+    tl.store(count_ptr + expert, tl.sum(count, 0))
 
 
 @triton.jit
@@ -73,19 +87,19 @@ def _place(
     EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """order[row] = pair and place[pair] = row of the pairs of this program's expert, in the order of pairs."""
-    own = tl.program_id(0)
+    expert = tl.program_id(0)
     experts = tl.arange(0, BLOCK_E)
     counts = tl.load(count_ptr + experts, experts < EXPERTS, 0)
-    row = tl.sum(tl.where(experts < own, counts, 0), 0)
+    row = tl.sum(tl.where(experts < expert, counts, 0), 0)
     for start in range(0, pairs, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        mine = tl.load(expert_ptr + at, at < pairs, -1) == own
-        number = tl.cumsum(mine.to(tl.int32), 0)
+        pair = start + tl.arange(0, BLOCK)
+        is_expert = tl.load(expert_ptr + pair, pair < pairs, -1) == expert
+        number = tl.cumsum(is_expert.to(tl.int32), 0)
         rows = row + number - 1
-        tl.store(order_ptr + rows, at, mine)
-        tl.store(place_ptr + at, rows, mine)
-        row += tl.sum(mine.to(tl.int32), 0)
-    tl.store(end_ptr + own, row)
+        tl.store(order_ptr + rows, pair, is_expert)
+        tl.store(place_ptr + pair, rows, is_expert)
+        row += tl.sum(is_expert.to(tl.int32), 0)
+    tl.store(end_ptr + expert, row)
 
 
 @triton.jit
@@ -123,10 +137,10 @@ def plan(
     y = poisoned(tokens, k, dtype=x.dtype, device=x.device)
     route = Launch(
         function=_route,
-        grid=(cdiv(tokens, _ROUTE_ROWS),),
+        grid=(cdiv(tokens, _ROUTE_TOKENS),),
         arguments={
             "logits_ptr": logits, "expert_ptr": expert, "weight_ptr": weight, "tokens": tokens,
-            "EXPERTS": experts, "CHOSEN": chosen, "BLOCK_T": _ROUTE_ROWS, "BLOCK_E": pow2(experts),
+            "EXPERTS": experts, "CHOSEN": chosen, "BLOCK_T": _ROUTE_TOKENS, "BLOCK_E": pow2(experts),
         },
     )  # fmt: skip
     sort = Launch(
@@ -165,8 +179,8 @@ def reference(
     y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for number in range(down.shape[0]):
         token, place = (experts == number).nonzero(as_tuple=True)
-        gate, up = (x[token].float() @ gate_up[number].float().T).chunk(2, dim=1)
-        middle = (torch.nn.functional.silu(gate) * up).to(x.dtype).float()  # stored between the products
+        gate, up_proj = (x[token].float() @ gate_up[number].float().T).chunk(2, dim=1)
+        middle = (torch.nn.functional.silu(gate) * up_proj).to(x.dtype).float()  # stored between the products
         y.index_add_(0, token, weights[token, place, None] * (middle @ down[number].float().T))
     return (y,)
 
@@ -183,11 +197,11 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
     }
 
 
-def _again(inputs: Inputs, number: int) -> Inputs:
+def _next_inputs(inputs: Inputs, number: int) -> Inputs:
     """Copies, with another choice of experts."""
     logits = inputs["logits"]
     other = Random(logits.device.type, number).normal(*logits.shape, dtype=logits.dtype)
-    return cloned(inputs, number) | {"logits": other}
+    return cloned_inputs(inputs, number) | {"logits": other}
 
 
 def _operators(case: Case) -> tuple[Operator, ...]:
@@ -223,7 +237,7 @@ KERNELS = (
             case("bf16", M=4096, N=14336, K=4096, experts=8, chosen=2),
             case("bf16", M=16, N=768, K=2048, experts=128, chosen=8),
         ),
-        make=_make, again=_again, plan=plan, reference=reference,
+        make=_make, next_inputs=_next_inputs, plan=plan, reference=reference,
         tolerance=lambda case: (2 * EPSILON[case.dtype], 2 * EPSILON[case.dtype]),
         operators=_operators, workload=workload, tilings=tilings,
     ),

@@ -22,7 +22,7 @@ from ..operators.elementwise import ACTIVATION_OPS, Activation
 from ..workload import Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 
-_ELEMENTS = 2048  # of y in a program: 16 a thread, which are two loads of 16 bytes of each input
+_ELEMENTS_PER_PROGRAM = 2048  # of y in a program: 16 a thread, which are two loads of 16 bytes of each input
 _WIDTHS = (2048, 1024, 512, 256, 128)  # of the part of a row that a program takes
 _SQRT_HALF: tl.constexpr = tl.constexpr(sqrt(1 / 2))
 _TANH_SCALE: tl.constexpr = tl.constexpr(-2 * sqrt(2 / pi))
@@ -54,16 +54,16 @@ def _act(x, ACT: tl.constexpr):
 def _activate(x_ptr, y_ptr, m, n, ACT: tl.constexpr, GATED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    there = (rows[:, None] < m) & (columns[None, :] < n)
+    mask = (rows[:, None] < m) & (columns[None, :] < n)
     row = rows.to(tl.int64)[:, None] * n
     x_at = x_ptr + (2 * row if GATED else row) + columns[None, :]
-    x = tl.load(x_at, there, 0.0).to(tl.float32)
+    x = tl.load(x_at, mask, 0.0).to(tl.float32)
     if GATED:
-        up = tl.load(x_at + n, there, 0.0).to(tl.float32)
-        y = _act(x, ACT) * up
+        up_proj = tl.load(x_at + n, mask, 0.0).to(tl.float32)
+        y = _act(x, ACT) * up_proj
     else:
         y = _act(x, ACT)
-    tl.store(y_ptr + row + columns[None, :], y.to(y_ptr.dtype.element_ty), there)
+    tl.store(y_ptr + row + columns[None, :], y.to(y_ptr.dtype.element_ty), mask)
 
 
 def _width(n: int) -> int:
@@ -76,7 +76,7 @@ def plan(target: Target, x: torch.Tensor, act: str, *, gated: bool) -> LaunchPla
     m, n = x.shape[0], x.shape[1] // (2 if gated else 1)
     y = poisoned(m, n, dtype=x.dtype, device=x.device)
     block_n = _width(n)
-    block_m = min(_ELEMENTS // block_n, pow2(m))
+    block_m = min(_ELEMENTS_PER_PROGRAM // block_n, pow2(m))
     launch = Launch(
         function=_activate,
         grid=(cdiv(m, block_m), cdiv(n, block_n)),
@@ -91,8 +91,8 @@ def plan(target: Target, x: torch.Tensor, act: str, *, gated: bool) -> LaunchPla
 def reference(x: torch.Tensor, act: str, *, gated: bool) -> tuple[torch.Tensor, ...]:
     if not gated:
         return (_REFERENCES[act](x.float()),)
-    gate, up = x.float().chunk(2, 1)
-    return (_REFERENCES[act](gate) * up,)
+    gate, up_proj = x.float().chunk(2, 1)
+    return (_REFERENCES[act](gate) * up_proj,)
 
 
 def _make(act: str, *, gated: bool) -> Callable[[Case, str, int], Inputs]:
@@ -106,8 +106,8 @@ def _make(act: str, *, gated: bool) -> Callable[[Case, str, int], Inputs]:
 
 def _operators(act: str, *, gated: bool) -> Callable[[Case], tuple[Operator, ...]]:
     def operators(case: Case) -> tuple[Operator, ...]:
-        gate, up, y = (Tensor(name=name, width=case["N"], format=case.format) for name in ("gate", "up", "y"))
-        inputs = (gate, up) if gated else (gate,)
+        gate, up_proj, y = (Tensor(name=name, width=case["N"], format=case.format) for name in ("gate", "up", "y"))
+        inputs = (gate, up_proj) if gated else (gate,)
         ops = ACTIVATION_OPS[act] + len(inputs) - 1
         return (Activation(name="activation", inputs=inputs, outputs=(y,), ops_per_element=ops),)
 

@@ -40,9 +40,9 @@ def _gated_delta_update(
     head, sequence = tl.program_id(1), tl.program_id(2)
     rows, columns = tl.arange(0, KEY_DIM), tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     own = sequence * heads + head
-    at = own.to(tl.int64) * key_dim * dim + rows[:, None] * dim + columns[None, :]
-    there = (rows[:, None] < key_dim) & (columns[None, :] < dim)
-    state = tl.load(state_ptr + at, there, 0.0)
+    offsets = own.to(tl.int64) * key_dim * dim + rows[:, None] * dim + columns[None, :]
+    mask = (rows[:, None] < key_dim) & (columns[None, :] < dim)
+    state = tl.load(state_ptr + offsets, mask, 0.0)
     keys = key_heads * key_dim
     token = qkv_ptr + sequence.to(tl.int64) * (2 * keys + heads * dim)
     q_at = token + head // (heads // key_heads) * key_dim + rows
@@ -60,7 +60,7 @@ def _gated_delta_update(
         state *= tl.exp(-rate * softplus(decay))
     missing = beta * (v - tl.sum(state * k[:, None], 0))
     state += k[:, None] * missing[None, :]
-    tl.store(into_ptr + at, state, there)
+    tl.store(into_ptr + offsets, state, mask)
     o = tl.sum(state * q[:, None], 0)
     tl.store(o_ptr + own.to(tl.int64) * dim + columns, o.to(o_ptr.dtype.element_ty), columns < dim)
 
@@ -112,9 +112,9 @@ def reference(
     q, k = (x.view(sequences, key_heads, key_dim).repeat_interleave(heads // key_heads, 1) for x in (q, k))
     q, k = (x / (x.square().sum(2, keepdim=True) + _EPSILON).sqrt() for x in (q, k))
     rates = torch.nn.functional.softplus(decay.float() + bias.float()).view(sequences, heads, -1)
-    kept = torch.exp(-a_log.float().exp()[:, None] * rates)[:, :, :, None] * state
-    missing = v.view(sequences, heads, dim) - torch.einsum("shk,shkv->shv", k, kept)
-    new = kept + torch.einsum("sh,shk,shv->shkv", beta.float().sigmoid(), k, missing)
+    decayed = torch.exp(-a_log.float().exp()[:, None] * rates)[:, :, :, None] * state
+    missing = v.view(sequences, heads, dim) - torch.einsum("shk,shkv->shv", k, decayed)
+    new = decayed + torch.einsum("sh,shk,shv->shkv", beta.float().sigmoid(), k, missing)
     return (torch.einsum("shk,shkv->shv", q, new).flatten(1) * key_dim**-0.5, new)
 
 

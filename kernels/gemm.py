@@ -26,14 +26,14 @@ from ..precision import NAMED, Format
 from ..workload import Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2, scratch
 
-GROUP_M = 8  # rows of tiles that share columns of w in L2
-_MOST_PARTS = 16
-_PARTS_DEPTH = 4  # blocks of k below which a part of a split is not worth its pass through memory
+GROUP_M = 8  # rows of tiles that run together and share columns of w in L2
+_MAX_SPLIT_K = 16
+_MIN_BLOCKS_PER_SPLIT = 4  # below, a part costs more through its partial sums in memory than it gains
 
 
 @triton.jit
 def tile_of(index, m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
-    """Row and column of the tile that a program takes: down GROUP rows of tiles, then on to the next column."""
+    """Row and column of the tile of a program. Programs go down GROUP rows of tiles, then to the next column."""
     rows, columns = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     first = index // (GROUP * columns) * GROUP
     height = min(rows - first, GROUP)
@@ -42,11 +42,11 @@ def tile_of(index, m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl
 
 
 @triton.jit
-def rows_of(source, first, last, start, k, ROWS: tl.constexpr, DEPTH: tl.constexpr, DESCRIBED: tl.constexpr):
-    """ROWS rows of a matrix from `first` on, DEPTH of their k elements from `start` on; those past k are zero, and what
-    rows from `last` on hold is not to be stored.
+def load_rows(source, first, last, start, k, ROWS: tl.constexpr, DEPTH: tl.constexpr, DESCRIBED: tl.constexpr):
+    """Loads a tile [ROWS, DEPTH] of a matrix from row `first` and column `start` on.
 
-    GPUs without TMA load by pointers: for them a descriptor becomes loads that no loop overlaps with its products.
+    Elements past k are zero. Rows from `last` on have arbitrary values, whose products must not be stored. GPUs without
+    TMA load by pointers, because a descriptor becomes loads that are not pipelined with the products.
     """
     if DESCRIBED:
         tile = source.load([first, start])
@@ -58,7 +58,7 @@ def rows_of(source, first, last, start, k, ROWS: tl.constexpr, DEPTH: tl.constex
 
 @triton.jit
 def _scaled(sums, x_scale_ptr, w_scale_ptr, rows, columns, m, n, SCALES: tl.constexpr):
-    """Sums in fp32, times the scales of both operands: 1 is one for all of each, 2 one for each row of each."""
+    """Scales the accumulator, in fp32. SCALES is 1 for a scale per operand, 2 for a scale per row of each operand."""
     sums = sums.to(tl.float32)
     if SCALES == 1:
         sums *= tl.load(x_scale_ptr) * tl.load(w_scale_ptr)
@@ -69,24 +69,24 @@ def _scaled(sums, x_scale_ptr, w_scale_ptr, rows, columns, m, n, SCALES: tl.cons
 
 
 @triton.jit
-def put(sums, y_ptr, parts_ptr, count_ptr, tile, at, inside, numel):
-    """Store sums at y[at], or where they are parts (count[tile] says how many are there), the sum of all.
+def store_or_reduce(accumulator, y_ptr, parts_ptr, count_ptr, tile, offsets, mask, numel):
+    """Stores the accumulator at y[offsets]; with split-K, reduces the parts in the last program of the tile.
 
-    Every thread's part is written before its program counts itself, and only the last to come reads those of others,
-    past the L1 of its multiprocessor, which may have older ones. It leaves the count at 0 for the next launch.
+    Each program writes its part before it increments count[tile], and only the last one reads the others', bypassing L1
+    (.cg), which may hold older values. It resets the count for the next launch.
     """
     if parts_ptr is None:
-        tl.store(y_ptr + at, sums.to(y_ptr.dtype.element_ty), inside)
+        tl.store(y_ptr + offsets, accumulator.to(y_ptr.dtype.element_ty), mask)
     else:
         parts = tl.num_programs(1)
-        tl.store(parts_ptr + tl.program_id(1).to(tl.int64) * numel + at, sums, inside)
+        tl.store(parts_ptr + tl.program_id(1).to(tl.int64) * numel + offsets, accumulator, mask)
         tl.debug_barrier()
         if tl.atomic_add(count_ptr + tile, 1, sem="acq_rel") == parts - 1:
-            sums = tl.zeros_like(sums)
+            accumulator = tl.zeros_like(accumulator)
             for _ in range(parts):
-                sums += tl.load(parts_ptr + at, inside, 0.0, cache_modifier=".cg")
+                accumulator += tl.load(parts_ptr + offsets, mask, 0.0, cache_modifier=".cg")
                 parts_ptr += numel
-            tl.store(y_ptr + at, sums.to(y_ptr.dtype.element_ty), inside)
+            tl.store(y_ptr + offsets, accumulator.to(y_ptr.dtype.element_ty), mask)
             tl.store(count_ptr + tile, 0)
 
 
@@ -96,29 +96,29 @@ def _tiled(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     EVEN: tl.constexpr, SCALES: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
-    """A tile of y, or of the part of it that comes of `depth` elements of k. EVEN: each part is whole blocks of k."""
+    """A tile of y; with split-K, its part over `depth` elements of k. EVEN: k is a multiple of BLOCK_K."""
     row, column = tile_of(tl.program_id(0), m, n, BLOCK_M, BLOCK_N, GROUP)
     rows = row * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
     ks = tl.arange(0, BLOCK_K)
     start = tl.program_id(1) * depth
-    # Rows past the end read the first ones again: no mask in the loop, and what they give is not stored.
+    # Rows past the end read the first rows again, so that the loop needs no mask; their products are not stored.
     x_at = x_ptr + (rows % m).to(tl.int64)[:, None] * k + start + ks[None, :]
     w_at = w_ptr + (columns % n).to(tl.int64)[None, :] * k + start + ks[:, None]
-    sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=SUM)
-    for done in range(0, min(depth, k - start), BLOCK_K):
+    accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=SUM)
+    for block_start in range(0, min(depth, k - start), BLOCK_K):
         if EVEN:
             x, w = tl.load(x_at), tl.load(w_at)
         else:
-            left = k - start - done
-            x, w = tl.load(x_at, ks[None, :] < left, 0.0), tl.load(w_at, ks[:, None] < left, 0.0)
-        sums = tl.dot(x, w, sums, out_dtype=SUM)
+            remaining = k - start - block_start
+            x, w = tl.load(x_at, ks[None, :] < remaining, 0.0), tl.load(w_at, ks[:, None] < remaining, 0.0)
+        accumulator = tl.dot(x, w, accumulator, out_dtype=SUM)
         x_at += BLOCK_K
         w_at += BLOCK_K
-    y = _scaled(sums, x_scale_ptr, w_scale_ptr, rows, columns, m, n, SCALES)
-    at = rows.to(tl.int64)[:, None] * n + columns[None, :]
-    inside = (rows[:, None] < m) & (columns[None, :] < n)
-    put(y, y_ptr, parts_ptr, count_ptr, tl.program_id(0), at, inside, m * n)
+    y = _scaled(accumulator, x_scale_ptr, w_scale_ptr, rows, columns, m, n, SCALES)
+    offsets = rows.to(tl.int64)[:, None] * n + columns[None, :]
+    mask = (rows[:, None] < m) & (columns[None, :] < n)
+    store_or_reduce(y, y_ptr, parts_ptr, count_ptr, tl.program_id(0), offsets, mask, m * n)
 
 
 @triton.jit
@@ -127,18 +127,18 @@ def _persistent(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     PROGRAMS: tl.constexpr, SPECIALIZED: tl.constexpr, SCALES: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
-    """Every PROGRAMS-th tile of y. y leaves in halves, which takes half of the shared memory that a whole would."""
+    """Every PROGRAMS-th tile of y. A tile is stored in halves, which halves the shared memory of the epilogue."""
     tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
     for tile in tl.range(tl.program_id(0), tiles, PROGRAMS, flatten=True, warp_specialize=SPECIALIZED):
         row, column = tile_of(tile, m, n, BLOCK_M, BLOCK_N, GROUP)
-        sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=SUM)
+        accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=SUM)
         for block in range(tl.cdiv(k, BLOCK_K)):
             x = x_desc.load([row * BLOCK_M, block * BLOCK_K])
             w = w_desc.load([column * BLOCK_N, block * BLOCK_K])
-            sums = tl.dot(x, w.T, sums, out_dtype=SUM)
+            accumulator = tl.dot(x, w.T, accumulator, out_dtype=SUM)
         rows = row * BLOCK_M + tl.arange(0, BLOCK_M)
         columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
-        y = _scaled(sums, x_scale_ptr, w_scale_ptr, rows, columns, m, n, SCALES).to(y_desc.dtype)
+        y = _scaled(accumulator, x_scale_ptr, w_scale_ptr, rows, columns, m, n, SCALES).to(y_desc.dtype)
         left, right = y.reshape(BLOCK_M, 2, BLOCK_N // 2).permute(0, 2, 1).split()
         y_desc.store([row * BLOCK_M, column * BLOCK_N], left)
         y_desc.store([row * BLOCK_M, column * BLOCK_N + BLOCK_N // 2], right)
@@ -149,10 +149,10 @@ def _specialized(
     x_ptr, w_ptr, y_ptr, m, n, k,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """`_persistent` in which four warps load, and four for each half of the rows of a tile multiply and store.
+    """Warp-specialized `_persistent`: four warps load, and four per half of a tile's rows multiply and store.
 
-    The compiler does so for Hopper where a program has 4 warps, which become 12, where loops are not one, and where
-    the kernel makes its descriptors itself: it halves the blocks of those.
+    The compiler specializes on Hopper if a program has 4 warps, which become 12, if the loops are not flattened, and if
+    the kernel creates its descriptors, whose blocks the compiler halves.
     """
     x_desc = tl.make_tensor_descriptor(x_ptr, [m, k], [k, 1], [BLOCK_M, BLOCK_K])
     w_desc = tl.make_tensor_descriptor(w_ptr, [n, k], [k, 1], [BLOCK_N, BLOCK_K])
@@ -160,16 +160,16 @@ def _specialized(
     tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
     for tile in tl.range(tl.program_id(0), tiles, PROGRAMS, warp_specialize=True):
         row, column = tile_of(tile, m, n, BLOCK_M, BLOCK_N, GROUP)
-        sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for block in range(tl.cdiv(k, BLOCK_K)):
             x = x_desc.load([row * BLOCK_M, block * BLOCK_K])
             w = w_desc.load([column * BLOCK_N, block * BLOCK_K])
-            sums = tl.dot(x, w.T, sums)
-        y_desc.store([row * BLOCK_M, column * BLOCK_N], sums.to(y_desc.dtype))
+            accumulator = tl.dot(x, w.T, accumulator)
+        y_desc.store([row * BLOCK_M, column * BLOCK_N], accumulator.to(y_desc.dtype))
 
 
-def partial(y: torch.Tensor, tiles: int, parts: int) -> dict[str, torch.Tensor | None]:
-    """What `put` is given: y, room for the parts that it is the sum of, and for how many of them there are."""
+def split_k_arguments(y: torch.Tensor, tiles: int, parts: int) -> dict[str, torch.Tensor | None]:
+    """Arguments of `store_or_reduce`: y and, with split-K, memory for the parts and a counter per tile."""
     if parts == 1:
         return {"y_ptr": y, "parts_ptr": None, "count_ptr": None}
     sums = poisoned(parts, *y.shape, dtype=torch.float32, device=y.device)
@@ -178,9 +178,7 @@ def partial(y: torch.Tensor, tiles: int, parts: int) -> dict[str, torch.Tensor |
 
 @frozen(kw_only=True)
 class GemmTiling:
-    """How a product is cut up. `parts` of k are summed by programs of their own; a persistent program may have warps
-    that are specialized in loads.
-    """
+    """Tiling of a product. `parts` is the split-K factor; a persistent kernel may be warp-specialized."""
 
     block_m: int
     block_n: int
@@ -192,82 +190,93 @@ class GemmTiling:
     specialized: bool = False
 
     def depth(self, k: int) -> int:
-        """Elements of k in a part: whole blocks."""
+        """Elements of k per split-K part, a multiple of block_k."""
         return cdiv(cdiv(k, self.parts), self.block_k) * self.block_k
 
 
 def tiling(target: Target, m: int, n: int, k: int, itemsize: int) -> GemmTiling:
-    """The largest tiles that still give every multiprocessor one, and where none do, k in parts.
+    """The default tiling: the largest tiles with at least one per multiprocessor, else with split-K.
 
-    From Hopper on as many stages as shared memory holds (Blackwell's specialised warps have some of it): a block of k
-    takes the matrix units about as long as a load takes.
+    From Hopper on, as many stages as fit in shared memory (Blackwell's specialized warps use some of it), because
+    multiplying a block of k takes about as long as loading it.
     """
     deep = 128 // itemsize
-    if m <= 64:  # reading w is what takes time: deep blocks keep enough of it in flight
+    if m <= 64:  # bound by reading w: deep blocks keep enough loads in flight
         tile = GemmTiling(block_m=max(pow2(m), 16), block_n=64, block_k=2 * deep, num_warps=4, num_stages=4)
     elif target.generation >= 90:
         stages = 4 if target.generation < 100 else 3
         wide = GemmTiling(block_m=128, block_n=256, block_k=deep, num_warps=8, num_stages=stages)
-        tile = wide if tiles_of(wide, m, n) >= target.multiprocessors else replace(wide, block_n=128, num_stages=6)
+        tile = wide if num_tiles(wide, m, n) >= target.multiprocessors else replace(wide, block_n=128, num_stages=6)
     else:
         wide = GemmTiling(block_m=128, block_n=256, block_k=deep // 2, num_warps=8, num_stages=4)
-        tile = wide if tiles_of(wide, m, n) >= target.multiprocessors else replace(wide, block_n=128, num_warps=4)
-    return _spread(target, tile, m, n, k, itemsize)
+        tile = wide if num_tiles(wide, m, n) >= target.multiprocessors else replace(wide, block_n=128, num_warps=4)
+    return _with_split_k(target, tile, m, n, k, itemsize)
 
 
-def _spread(target: Target, tile: GemmTiling, m: int, n: int, k: int, itemsize: int) -> GemmTiling:
-    """`tile` with k in parts or with persistent programs, where that is of use."""
+def _with_split_k(target: Target, tile: GemmTiling, m: int, n: int, k: int, itemsize: int) -> GemmTiling:
+    """Adds split-K or persistent programs to `tile` where they help."""
     stages = target.stages(tile.num_stages, (tile.block_m + tile.block_n) * tile.block_k * itemsize)
     tile = replace(tile, num_stages=stages)
-    parts = splits(target, tile, m, n, k)
-    # Descriptors need rows that begin at multiples of 16 bytes; without TMA they bring nothing.
+    parts = choose_split_k(target, tile, m, n, k)
+    # Descriptors need rows aligned to 16 bytes; without TMA they have no advantage.
     even = k * itemsize % 16 == 0 and n % 8 == 0
     return replace(tile, parts=parts, persistent=parts == 1 and target.generation >= 90 and even and m > 64)
 
 
 def tilings(target: Target, case: Case) -> tuple[GemmTiling, ...]:
-    """Narrower and wider tiles, deeper blocks, and fewer and more parts than `tiling` has."""
+    """Alternative tilings: narrower and wider tiles, deeper blocks, and other split-K factors."""
     m, n, k, itemsize = case["M"], case["N"], case["K"], case.torch_dtype.itemsize
-    own = tiling(target, m, n, k, itemsize)
+    rule = tiling(target, m, n, k, itemsize)
     if m <= 64:
-        cut = [replace(own, block_n=32), replace(own, block_n=128), replace(own, block_k=2 * own.block_k, num_stages=2)]
+        candidates = [
+            replace(rule, block_n=32),
+            replace(rule, block_n=128),
+            replace(rule, block_k=2 * rule.block_k, num_stages=2),
+        ]
     elif target.generation >= 90:
         stages = 4 if target.generation < 100 else 3
-        cut = [
-            replace(own, block_m=128, block_n=256, num_stages=stages),
-            replace(own, block_m=256, block_n=128, num_stages=stages),
-            replace(own, block_m=128, block_n=128, num_stages=6),
-            replace(own, block_m=128, block_n=128, num_stages=6, num_warps=4),
-            replace(own, block_m=64, block_n=256, num_stages=4, num_warps=4),
+        candidates = [
+            replace(rule, block_m=128, block_n=256, num_stages=stages),
+            replace(rule, block_m=256, block_n=128, num_stages=stages),
+            replace(rule, block_m=128, block_n=128, num_stages=6),
+            replace(rule, block_m=128, block_n=128, num_stages=6, num_warps=4),
+            replace(rule, block_m=64, block_n=256, num_stages=4, num_warps=4),
         ]
-        if own.parts > 1:  # smaller tiles have fewer parts, which their last program adds up alone
-            cut.append(replace(own, block_m=64, block_n=64, block_k=2 * own.block_k, num_stages=4, num_warps=4))
+        if rule.parts > 1:  # smaller tiles need fewer parts, which one program reduces
+            candidates.append(
+                replace(rule, block_m=64, block_n=64, block_k=2 * rule.block_k, num_stages=4, num_warps=4)
+            )
     else:
-        cut = [replace(own, num_stages=3), replace(own, block_m=64, block_n=128, num_warps=4)]
-    cut = [_spread(target, tile, m, n, k, itemsize) for tile in cut]
-    # Parts of wide tiles are summed in registers that are not there: those of 64 sums a thread are.
-    cut = [tile for tile in cut if tile.parts == 1 or tile.block_m * tile.block_n <= 64 * 32 * tile.num_warps]
-    if target.generation == 90 and own.persistent and itemsize == 2:
-        wide = replace(own, block_m=128, block_n=256, num_warps=4, num_stages=3, specialized=True)
-        cut += [wide, replace(wide, block_n=128, num_stages=4)]  # last: the compiler's newest way is its least tried
-    return others(own, cut)
+        candidates = [replace(rule, num_stages=3), replace(rule, block_m=64, block_n=128, num_warps=4)]
+    candidates = [_with_split_k(target, tile, m, n, k, itemsize) for tile in candidates]
+    # The reduction of split-K parts spills registers with more than 64 accumulators per thread.
+    candidates = [
+        tile for tile in candidates if tile.parts == 1 or tile.block_m * tile.block_n <= 64 * 32 * tile.num_warps
+    ]
+    if target.generation == 90 and rule.persistent and itemsize == 2:
+        wide = replace(rule, block_m=128, block_n=256, num_warps=4, num_stages=3, specialized=True)
+        candidates += [
+            wide,
+            replace(wide, block_n=128, num_stages=4),
+        ]  # last: the compiler's newest way is its least tried
+    return alternatives(rule, candidates)
 
 
-def others(own: GemmTiling, cut: list[GemmTiling]) -> tuple[GemmTiling, ...]:
-    """Those that are not the rule's own, which is there with half and twice the parts, too."""
-    if own.parts > 1:
-        cut += [replace(own, parts=own.parts // 2, persistent=False), replace(own, parts=2 * own.parts)]
-    return tuple(tile for tile in dict.fromkeys(cut) if tile != own)
+def alternatives(rule: GemmTiling, candidates: list[GemmTiling]) -> tuple[GemmTiling, ...]:
+    """The candidates that differ from the default `rule`, and the rule with half and twice its split-K factor."""
+    if rule.parts > 1:
+        candidates += [replace(rule, parts=rule.parts // 2, persistent=False), replace(rule, parts=2 * rule.parts)]
+    return tuple(tile for tile in dict.fromkeys(candidates) if tile != rule)
 
 
-def splits(target: Target, tile: GemmTiling, m: int, n: int, k: int, room: int = 2) -> int:
-    """Parts of k: as many as multiprocessors have room for, `room` programs each where tiles are small."""
-    wanted = (room if m <= 64 else 1) * target.multiprocessors // tiles_of(tile, m, n)
-    return max(min(wanted, k // (tile.block_k * _PARTS_DEPTH), _MOST_PARTS), 1)
+def choose_split_k(target: Target, tile: GemmTiling, m: int, n: int, k: int, resident: int = 2) -> int:
+    """The split-K factor that fills the multiprocessors, with `resident` programs each if tiles are small."""
+    programs_per_tile = (resident if m <= 64 else 1) * target.multiprocessors // num_tiles(tile, m, n)
+    return max(min(programs_per_tile, k // (tile.block_k * _MIN_BLOCKS_PER_SPLIT), _MAX_SPLIT_K), 1)
 
 
-def tiles_of(tile: GemmTiling, m: int, n: int) -> int:
-    """How many there are of y."""
+def num_tiles(tile: GemmTiling, m: int, n: int) -> int:
+    """Number of tiles of y."""
     return cdiv(m, tile.block_m) * cdiv(n, tile.block_n)
 
 
@@ -279,7 +288,7 @@ def plan(
     w_scale: torch.Tensor | None = None,
     tile: GemmTiling | None = None,
 ) -> LaunchPlan:
-    """x[m, k], w[n, k] to y[m, n]: of the type of x in 16 bits, fp16 otherwise."""
+    """Plans y[m, n] = x[m, k] @ w[n, k].T; y has the type of x if that has 16 bits, else fp16."""
     (m, k), n = x.shape, w.shape[0]
     tile = tile or tiling(target, m, n, k, x.element_size())
     y = poisoned(m, n, dtype=x.dtype if x.element_size() == 2 else torch.float16, device=x.device)
@@ -289,7 +298,7 @@ def plan(
         "SCALES": 0 if x_scale is None else 1 + (x_scale.numel() > 1),
         "SUM": tl.int32 if x.dtype == torch.int8 else tl.float32,
     }  # fmt: skip
-    tiles = tiles_of(tile, m, n)
+    tiles = num_tiles(tile, m, n)
     if tile.specialized:
         triton.set_allocator(scratch)
         programs = min(tiles, target.multiprocessors)
@@ -324,7 +333,7 @@ def plan(
     launch = Launch(
         function=_tiled,
         grid=(tiles, parts),
-        arguments=common | partial(y, tiles, parts) | {
+        arguments=common | split_k_arguments(y, tiles, parts) | {
             "x_ptr": x, "w_ptr": w, "depth": depth, "EVEN": k % tile.block_k == 0,
         },
         num_warps=tile.num_warps,
@@ -392,10 +401,10 @@ def linear(case: Case, x: Format, weight: Format, y: str = "fp16") -> tuple[Oper
 
 
 def operators(case: Case) -> tuple[Operator, ...]:
-    own = case.format
+    operand_format = case.format
     if case.dtype == "int8":
-        own = replace(own, group=case["K"], scale_bits=32)
-    return linear(case, own, own, case.dtype if case.dtype in EPSILON else "fp16")
+        operand_format = replace(operand_format, group=case["K"], scale_bits=32)
+    return linear(case, operand_format, operand_format, case.dtype if case.dtype in EPSILON else "fp16")
 
 
 def workload(case: Case) -> Workload:

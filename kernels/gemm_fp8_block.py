@@ -17,7 +17,19 @@ from ..errors import InputError
 from ..operators.base import Operator
 from ..precision import NAMED
 from .base import Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
-from .gemm import GROUP_M, GemmTiling, linear, others, partial, put, rows_of, splits, tile_of, tiles_of, workload
+from .gemm import (
+    GROUP_M,
+    GemmTiling,
+    alternatives,
+    choose_split_k,
+    linear,
+    load_rows,
+    num_tiles,
+    split_k_arguments,
+    store_or_reduce,
+    tile_of,
+    workload,
+)
 
 BLOCK = 128
 
@@ -33,46 +45,46 @@ def _block_scaled(
     columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
     x_scale_at = x_scale_ptr + tl.minimum(rows, m - 1)
     w_scale_at = w_scale_ptr + column * BLOCK_N // BLOCK * (k // BLOCK)  # a tile is within one block of n
-    sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     last = k // BLOCK - 1
     x_scale, w_scale = tl.load(x_scale_at + first * m), tl.load(w_scale_at + first)
     for block in range(first, min(first + depth // BLOCK, last + 1)):
-        x = rows_of(x_rows, row * BLOCK_M, m, block * BLOCK, k, BLOCK_M, BLOCK, DESCRIBED)
-        w = rows_of(w_rows, column * BLOCK_N, n, block * BLOCK, k, BLOCK_N, BLOCK, DESCRIBED)
-        sums += tl.dot(x, w.T) * (x_scale * w_scale)[:, None]
-        # Those of the next block: no scale is waited for when it is needed.
+        x = load_rows(x_rows, row * BLOCK_M, m, block * BLOCK, k, BLOCK_M, BLOCK, DESCRIBED)
+        w = load_rows(w_rows, column * BLOCK_N, n, block * BLOCK, k, BLOCK_N, BLOCK, DESCRIBED)
+        accumulator += tl.dot(x, w.T) * (x_scale * w_scale)[:, None]
+        # Scales of the next block are prefetched, so that no load is waited for.
         after = min(block + 1, last)
         x_scale, w_scale = tl.load(x_scale_at + after * m), tl.load(w_scale_at + after)
-    at = rows.to(tl.int64)[:, None] * n + columns[None, :]
-    inside = (rows[:, None] < m) & (columns[None, :] < n)
-    put(sums, y_ptr, parts_ptr, count_ptr, tl.program_id(0), at, inside, m * n)
+    offsets = rows.to(tl.int64)[:, None] * n + columns[None, :]
+    mask = (rows[:, None] < m) & (columns[None, :] < n)
+    store_or_reduce(accumulator, y_ptr, parts_ptr, count_ptr, tl.program_id(0), offsets, mask, m * n)
 
 
 def tiling(target: Target, m: int, n: int, k: int) -> GemmTiling:
-    """A product stands beside the sums it is added to, so tiles are half as large as those of `gemm`."""
+    """The default tiling. Registers hold a product besides the accumulator, so tiles are half as large as in `gemm`."""
     if m <= 64:
         tile = GemmTiling(block_m=max(pow2(m), 16), block_n=64, block_k=BLOCK, num_warps=4, num_stages=5)
     else:
         tile = GemmTiling(block_m=128, block_n=128, block_k=BLOCK, num_warps=8, num_stages=4)
-    return _fitted(target, tile, m, n, k)
+    return _with_stages(target, tile, m, n, k)
 
 
-def _fitted(target: Target, tile: GemmTiling, m: int, n: int, k: int) -> GemmTiling:
-    """`tile` with as many stages as there is room for, and with k in parts."""
+def _with_stages(target: Target, tile: GemmTiling, m: int, n: int, k: int) -> GemmTiling:
+    """Sets the number of stages that fit in shared memory and the split-K factor of `tile`."""
     stages = target.stages(tile.num_stages, (tile.block_m + tile.block_n) * BLOCK)
-    return replace(tile, num_stages=stages, parts=splits(target, tile, m, n, k))
+    return replace(tile, num_stages=stages, parts=choose_split_k(target, tile, m, n, k))
 
 
 def tilings(target: Target, case: Case) -> tuple[GemmTiling, ...]:
-    """Narrower tiles, fewer and more stages, and fewer and more parts than `tiling` has."""
+    """Alternative tilings: narrower tiles, other numbers of stages and other split-K factors."""
     m, n, k = case["M"], case["N"], case["K"]
-    own = tiling(target, m, n, k)
-    cut = [replace(own, num_stages=own.num_stages - 1), replace(own, num_stages=own.num_stages + 1)]
+    rule = tiling(target, m, n, k)
+    candidates = [replace(rule, num_stages=rule.num_stages - 1), replace(rule, num_stages=rule.num_stages + 1)]
     if m <= 64:
-        cut += [replace(own, block_n=32), replace(own, block_n=128)]
+        candidates += [replace(rule, block_n=32), replace(rule, block_n=128)]
     else:
-        cut += [replace(own, block_m=64, num_warps=4), replace(own, block_n=64, num_warps=4)]
-    return others(own, [_fitted(target, tile, m, n, k) for tile in cut])
+        candidates += [replace(rule, block_m=64, num_warps=4), replace(rule, block_n=64, num_warps=4)]
+    return alternatives(rule, [_with_stages(target, tile, m, n, k) for tile in candidates])
 
 
 def plan(
@@ -93,12 +105,12 @@ def plan(
     tile = tile or tiling(target, m, n, k)
     y = poisoned(m, n, dtype=torch.float16, device=x.device)
     depth = tile.depth(k)
-    tiles, parts = tiles_of(tile, m, n), cdiv(k, depth)
+    tiles, parts = num_tiles(tile, m, n), cdiv(k, depth)
     described = target.generation >= 90
     launch = Launch(
         function=_block_scaled,
         grid=(tiles, parts),
-        arguments=partial(y, tiles, parts) | {
+        arguments=split_k_arguments(y, tiles, parts) | {
             "x_rows": TensorDescriptor.from_tensor(x, [tile.block_m, BLOCK]) if described else x,
             "w_rows": TensorDescriptor.from_tensor(w, [tile.block_n, BLOCK]) if described else w,
             "x_scale_ptr": x_scale, "w_scale_ptr": w_scale, "m": m, "n": n, "k": k, "depth": depth,

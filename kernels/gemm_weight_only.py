@@ -28,7 +28,19 @@ from ..errors import InputError
 from ..operators.base import Operator
 from ..precision import NAMED, Format
 from .base import Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
-from .gemm import GROUP_M, GemmTiling, linear, others, partial, put, splits, tile_of, tiles_of, tolerance, workload
+from .gemm import (
+    GROUP_M,
+    GemmTiling,
+    alternatives,
+    choose_split_k,
+    linear,
+    num_tiles,
+    split_k_arguments,
+    store_or_reduce,
+    tile_of,
+    tolerance,
+    workload,
+)
 
 BLOCK_K = 128
 MX_GROUP = 32
@@ -38,44 +50,44 @@ _BITS = {"int4": 4, "int8": 8, "mxfp4": 4}
 # what makes up for the bias of its exponents, and the part of that which is left to the sums. So weights of mxfp4 are
 # exact for scales from 2 ** -15 to 2 ** 9 in fp16, and from 2 ** -60 to 2 ** 65 in bf16.
 FLOATS = {
-    torch.float16: {"LEAST": 2.0**-24, "UNIT": 2.0**-9, "BIAS": 2.0**14, "BACK": 2.0**8},
-    torch.bfloat16: {"LEAST": 2.0**-133, "UNIT": 2.0**-7, "BIAS": 2.0**126, "BACK": 2.0**64},
+    torch.float16: {"MIN_SUBNORMAL": 2.0**-24, "UNIT": 2.0**-9, "BIAS": 2.0**14, "BACK": 2.0**8},
+    torch.bfloat16: {"MIN_SUBNORMAL": 2.0**-133, "UNIT": 2.0**-7, "BIAS": 2.0**126, "BACK": 2.0**64},
 }
 
 
 @triton.jit
 def _halves(words, DTYPE: tl.constexpr):
-    """[n, 2 words]: the low and the high 16 bits of each, as the floats that they are."""
+    """The low and the high 16 bits of each word, read as floats: [n, 2 words]."""
     low = words.to(tl.uint16).to(DTYPE, bitcast=True)
     high = (words >> 16).to(tl.uint16).to(DTYPE, bitcast=True)
     return tl.join(low, high).reshape(words.shape[0], 2 * words.shape[1])
 
 
 @triton.jit
-def _beside(first, second):
-    """[n, k] and [n, k] to [n, 2 k]."""
+def _concatenated(first, second):
+    """Concatenates [n, k] and [n, k] to [n, 2 k]."""
     return tl.join(first, second).permute(0, 2, 1).reshape(first.shape[0], 2 * first.shape[1])
 
 
 @triton.jit
-def _integers(words, zero, BITS: tl.constexpr, LEAST: tl.constexpr, UNIT: tl.constexpr, DTYPE: tl.constexpr):
-    """UNIT * (codes - zero)[n, 128], of codes whose bits are multiples of LEAST."""
+def _integers(words, zero, BITS: tl.constexpr, MIN_SUBNORMAL: tl.constexpr, UNIT: tl.constexpr, DTYPE: tl.constexpr):
+    """UNIT * (codes - zero)[n, 128], of codes whose bits are multiples of MIN_SUBNORMAL."""
     if BITS == 8:
         low, high = words & 0x00FF00FF ^ 0x00800080, (words >> 8) & 0x00FF00FF ^ 0x00800080
-        codes = _beside(_halves(low, DTYPE), _halves(high, DTYPE)) * (UNIT / LEAST) - zero
+        codes = _concatenated(_halves(low, DTYPE), _halves(high, DTYPE)) * (UNIT / MIN_SUBNORMAL) - zero
     else:
         upper = words >> 8
-        first = _halves(words & 0x000F000F, DTYPE) * (UNIT / LEAST) - zero
-        second = _halves(words & 0x00F000F0, DTYPE) * (UNIT / LEAST / 16) - zero
-        third = _halves(upper & 0x000F000F, DTYPE) * (UNIT / LEAST) - zero
-        fourth = _halves(upper & 0x00F000F0, DTYPE) * (UNIT / LEAST / 16) - zero
-        codes = _beside(_beside(first, second), _beside(third, fourth))
+        first = _halves(words & 0x000F000F, DTYPE) * (UNIT / MIN_SUBNORMAL) - zero
+        second = _halves(words & 0x00F000F0, DTYPE) * (UNIT / MIN_SUBNORMAL / 16) - zero
+        third = _halves(upper & 0x000F000F, DTYPE) * (UNIT / MIN_SUBNORMAL) - zero
+        fourth = _halves(upper & 0x00F000F0, DTYPE) * (UNIT / MIN_SUBNORMAL / 16) - zero
+        codes = _concatenated(_concatenated(first, second), _concatenated(third, fourth))
     return codes
 
 
 @triton.jit
-def _shifted(words, LEFT: tl.constexpr):
-    """To the right where LEFT is negative."""
+def _shift_left(words, LEFT: tl.constexpr):
+    """Shifts words left by LEFT bits; right if LEFT is negative."""
     return words << LEFT if LEFT >= 0 else words >> -LEFT
 
 
@@ -87,9 +99,9 @@ def _e2m1(words, exponents, QUARTER: tl.constexpr, FACTOR: tl.constexpr, DTYPE: 
     and its one subnormal included. An exponent of 0 makes zeros.
     """
     top: tl.constexpr = 9 if tl.float16 == DTYPE else 6
-    bits = _shifted(words, 12 - 4 * QUARTER) & 0x80008000
-    bits |= _shifted(words, top - 4 * QUARTER) & ((7 << top) * 0x10001)
-    scale = (_shifted(exponents, 23 - 8 * QUARTER) & 0x7F800000).to(tl.float32, bitcast=True) * FACTOR
+    bits = _shift_left(words, 12 - 4 * QUARTER) & 0x80008000
+    bits |= _shift_left(words, top - 4 * QUARTER) & ((7 << top) * 0x10001)
+    scale = (_shift_left(exponents, 23 - 8 * QUARTER) & 0x7F800000).to(tl.float32, bitcast=True) * FACTOR
     # Nothing is added; but so it is compiled to one fused multiply-add of two numbers, not to two products.
     return _halves(bits, DTYPE) * scale.to(DTYPE)[:, None] + 0.0
 
@@ -98,10 +110,10 @@ def _e2m1(words, exponents, QUARTER: tl.constexpr, FACTOR: tl.constexpr, DTYPE: 
 def _weight_only(
     x_ptr, w_ptr, scale_ptr, zero_ptr, y_ptr, parts_ptr, count_ptr, m, n, k, depth,
     KIND: tl.constexpr, BLOCKS: tl.constexpr,
-    LEAST: tl.constexpr, UNIT: tl.constexpr, BIAS: tl.constexpr, BACK: tl.constexpr,
+    MIN_SUBNORMAL: tl.constexpr, UNIT: tl.constexpr, BIAS: tl.constexpr, BACK: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """A tile of y, or of the part of it that comes of `depth` elements of k, whole blocks. A group of k is BLOCKS."""
+    """A tile of y; with split-K, its part over `depth` elements of k. A quantization group has BLOCKS blocks of k."""
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     BITS: tl.constexpr = 8 if KIND == "int8" else 4
     WORDS: tl.constexpr = BLOCK_K * BITS // 32
@@ -109,45 +121,51 @@ def _weight_only(
     start = tl.program_id(1) * depth
     rows = row * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside = columns % n
+    column_index = columns % n
     x_at = x_ptr + (rows % m).to(tl.int64)[None, :] * k + start + tl.arange(0, BLOCK_K)[:, None]
     first = start // BLOCK_K
-    w_at = w_ptr + (first.to(tl.int64) * n + inside[:, None]) * WORDS + tl.arange(0, WORDS)[None, :]
-    sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    w_at = w_ptr + (first.to(tl.int64) * n + column_index[:, None]) * WORDS + tl.arange(0, WORDS)[None, :]
+    accumulator = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     if KIND == "mxfp4":
         FACTOR: tl.constexpr = BIAS / BACK
         for block in range(first, min(first + depth // BLOCK_K, k // BLOCK_K)):
             words = tl.load(w_at, eviction_policy="evict_first").to(tl.uint32, bitcast=True)
-            e = tl.load(scale_ptr + block * n + inside).to(tl.uint32, bitcast=True)
+            e = tl.load(scale_ptr + block * n + column_index).to(tl.uint32, bitcast=True)
             one, two = _e2m1(words, e, 0, FACTOR, DTYPE), _e2m1(words, e, 1, FACTOR, DTYPE)
             three, four = _e2m1(words, e, 2, FACTOR, DTYPE), _e2m1(words, e, 3, FACTOR, DTYPE)
-            sums += tl.dot(_beside(_beside(one, two), _beside(three, four)), tl.load(x_at)) * BACK
+            accumulator += (
+                tl.dot(_concatenated(_concatenated(one, two), _concatenated(three, four)), tl.load(x_at)) * BACK
+            )
             x_at += BLOCK_K
             w_at += n * WORDS
     else:
         last = k // BLOCK_K - 1
-        scale = tl.load(scale_ptr + first // BLOCKS * n + inside)
+        scale = tl.load(scale_ptr + first // BLOCKS * n + column_index)
         for block in range(first, min(first + depth // BLOCK_K, k // BLOCK_K)):
             words = tl.load(w_at, eviction_policy="evict_first").to(tl.uint32, bitcast=True)
             if KIND == "int4":
-                zeros = tl.load(zero_ptr + block // BLOCKS * (n // 8) + inside // 8) >> (inside % 8 * 4) & 15
+                zeros = (
+                    tl.load(zero_ptr + block // BLOCKS * (n // 8) + column_index // 8) >> (column_index % 8 * 4) & 15
+                )
                 zero = (zeros.to(tl.float32) * UNIT).to(DTYPE)[:, None]
-                codes = _integers(words, zero, BITS, LEAST, UNIT, DTYPE)
+                codes = _integers(words, zero, BITS, MIN_SUBNORMAL, UNIT, DTYPE)
             else:
-                codes = _integers(words, 128 * UNIT, BITS, LEAST, UNIT, DTYPE)
-            sums += tl.dot(codes, tl.load(x_at)) * scale.to(tl.float32)[:, None]
-            # That of the next block: one loaded when it is needed would be waited for.
-            scale = tl.load(scale_ptr + min(block + 1, last) // BLOCKS * n + inside)
+                codes = _integers(words, 128 * UNIT, BITS, MIN_SUBNORMAL, UNIT, DTYPE)
+            accumulator += tl.dot(codes, tl.load(x_at)) * scale.to(tl.float32)[:, None]
+            # The scale of the next block is prefetched, so that no load is waited for.
+            scale = tl.load(scale_ptr + min(block + 1, last) // BLOCKS * n + column_index)
             x_at += BLOCK_K
             w_at += n * WORDS
-        sums *= 1 / UNIT
-    at = rows.to(tl.int64)[None, :] * n + columns[:, None]
-    there = (rows[None, :] < m) & (columns[:, None] < n)
-    put(sums, y_ptr, parts_ptr, count_ptr, tl.program_id(0), at, there, m * n)
+        accumulator *= 1 / UNIT
+    offsets = rows.to(tl.int64)[None, :] * n + columns[:, None]
+    mask = (rows[None, :] < m) & (columns[:, None] < n)
+    store_or_reduce(accumulator, y_ptr, parts_ptr, count_ptr, tl.program_id(0), offsets, mask, m * n)
 
 
 def tiling(target: Target, m: int, n: int, k: int, bits: int) -> GemmTiling:
-    """Narrow in tokens: the sums of a group stand beside those of all, and before Hopper both operands, too."""
+    """The default tiling, narrow in tokens because registers hold a group's sums besides the accumulator, and before
+    Hopper both operands as well.
+    """
     hopper = target.generation >= 90
     if m <= 64:
         block_m = max(pow2(m), 8)
@@ -157,32 +175,32 @@ def tiling(target: Target, m: int, n: int, k: int, bits: int) -> GemmTiling:
         )
     else:
         tile = GemmTiling(block_m=128 if hopper else 64, block_n=128, block_k=BLOCK_K, num_warps=8, num_stages=3)
-    return _split(target, tile, m, n, k, bits)
+    return _with_split_k(target, tile, m, n, k, bits)
 
 
-def _split(target: Target, tile: GemmTiling, m: int, n: int, k: int, bits: int) -> GemmTiling:
-    """`tile` with k in parts, for up to 4 programs a multiprocessor: what one loads another converts meanwhile."""
+def _with_split_k(target: Target, tile: GemmTiling, m: int, n: int, k: int, bits: int) -> GemmTiling:
+    """Adds split-K to `tile` for up to 4 programs per multiprocessor, so that one loads while another converts."""
     stage = tile.block_k * (tile.block_n * bits // 8 + tile.block_m * 2)
-    most = max((target.shared - stage) // stage, 1)  # beside what is exchanged for the product
-    tile = replace(tile, num_stages=min(tile.num_stages, most))
-    room = max(min(target.shared // (tile.num_stages * stage), 4), 1)
-    return replace(tile, parts=splits(target, tile, m, n, k, room))
+    max_stages = max((target.shared - stage) // stage, 1)  # beside what is exchanged for the product
+    tile = replace(tile, num_stages=min(tile.num_stages, max_stages))
+    resident = max(min(target.shared // (tile.num_stages * stage), 4), 1)
+    return replace(tile, parts=choose_split_k(target, tile, m, n, k, resident))
 
 
 def _tilings(bits: int) -> Callable[[Target, Case], tuple[GemmTiling, ...]]:
-    """Narrower tiles, fewer and more stages, and fewer and more parts than `tiling` has."""
+    """Alternative tilings: narrower tiles, other numbers of stages and other split-K factors."""
 
     def tilings(target: Target, case: Case) -> tuple[GemmTiling, ...]:
         m, n, k = case["M"], case["N"], case["K"]
-        own = tiling(target, m, n, k, bits)
-        cut = [replace(own, num_stages=own.num_stages - 1), replace(own, num_stages=own.num_stages + 1)]
+        rule = tiling(target, m, n, k, bits)
+        candidates = [replace(rule, num_stages=rule.num_stages - 1), replace(rule, num_stages=rule.num_stages + 1)]
         if m > 64:
-            cut.append(replace(own, block_m=own.block_m // 2, num_warps=own.block_m // 16))
+            candidates.append(replace(rule, block_m=rule.block_m // 2, num_warps=rule.block_m // 16))
         else:
-            cut.append(replace(own, block_n=64, num_warps=max(own.num_warps // 2, own.block_m // 16)))
-        if own.block_m == 8:  # from 16 on by asynchronous instructions of the matrix unit
-            cut.append(replace(own, block_m=16))
-        return others(own, [_split(target, tile, m, n, k, bits) for tile in cut])
+            candidates.append(replace(rule, block_n=64, num_warps=max(rule.num_warps // 2, rule.block_m // 16)))
+        if rule.block_m == 8:  # from 16 on by asynchronous instructions of the matrix unit
+            candidates.append(replace(rule, block_m=16))
+        return alternatives(rule, [_with_split_k(target, tile, m, n, k, bits) for tile in candidates])
 
     return tilings
 
@@ -210,12 +228,12 @@ def plan(
     tile = tile or tiling(target, m, n, k, _BITS[kind])
     y = poisoned(m, n, dtype=x.dtype, device=x.device)
     depth = tile.depth(k)
-    tiles, parts = tiles_of(tile, m, n), cdiv(k, depth)
+    tiles, parts = num_tiles(tile, m, n), cdiv(k, depth)
     # Words of 32 bits: one instruction is for two halves, and what is copied past registers has 4 bytes at least.
     launch = Launch(
         function=_weight_only,
         grid=(tiles, parts),
-        arguments=partial(y, tiles, parts) | FLOATS[x.dtype] | {
+        arguments=split_k_arguments(y, tiles, parts) | FLOATS[x.dtype] | {
             "x_ptr": x, "w_ptr": w.view(torch.int32),
             "scale_ptr": scale.view(torch.int32) if kind == "mxfp4" else scale,
             "zero_ptr": None if zero is None else zero.view(torch.int32),
@@ -231,25 +249,25 @@ def plan(
 def codes(w: torch.Tensor, bits: int) -> torch.Tensor:
     """Codes[n, k] from 0 of bytes[k / 128, n, 16 * bits], in the order of k."""
     words = w.view(torch.int16).int()  # 16 / bits codes each
-    found = torch.cat([words >> shift & 2**bits - 1 for shift in range(0, 16, bits)], dim=2)
-    return found.transpose(0, 1).reshape(w.shape[1], -1)
+    packed = torch.cat([words >> shift & 2**bits - 1 for shift in range(0, 16, bits)], dim=2)
+    return packed.transpose(0, 1).reshape(w.shape[1], -1)
 
 
 def reference(
     x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, kind: str
 ) -> tuple[torch.Tensor, ...]:
-    found = codes(w, _BITS[kind])
+    groups = codes(w, _BITS[kind])
     if kind == "mxfp4":
         magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=w.device)  # OCP MX v1.0, table 4
-        values = magnitudes[found & 7] * (1 - 2 * (found >> 3))
+        values = magnitudes[groups & 7] * (1 - 2 * (groups >> 3))
         exponents = scale.transpose(0, 1).reshape(w.shape[1], -1).float()
         return (x.float() @ (values * torch.exp2(exponents - 127).repeat_interleave(MX_GROUP, 1)).T,)
     group = x.shape[1] // scale.shape[0]
     if zero is None:
-        values = (found ^ 128) - 128.0
+        values = (groups ^ 128) - 128.0
     else:
         zeros = torch.stack((zero & 15, zero >> 4), dim=2).view(zero.shape[0], -1)
-        values = found - zeros.float().T.repeat_interleave(group, 1)
+        values = groups - zeros.float().T.repeat_interleave(group, 1)
     return (x.float() @ (values * scale.float().T.repeat_interleave(group, 1)).T,)
 
 
@@ -257,24 +275,24 @@ def _make(kind: str) -> Callable[[Case, str, int], Inputs]:
     def make(case: Case, device: str, seed: int) -> Inputs:
         m, n, k, random = case["M"], case["N"], case["K"], Random(device, seed)
         groups = k // case.get("group", k)
-        found: Inputs = {"x": random.normal(m, k, dtype=case.torch_dtype), "zero": None, "kind": kind}
+        inputs: Inputs = {"x": random.normal(m, k, dtype=case.torch_dtype), "zero": None, "kind": kind}
         if kind == "mxfp4":
-            found["w"] = random.integers(k // BLOCK_K, n, BLOCK_K // 2, low=0, high=256, dtype=torch.uint8)
-            found["scale"] = random.integers(k // BLOCK_K, n, 4, low=119, high=124, dtype=torch.uint8)
+            inputs["w"] = random.integers(k // BLOCK_K, n, BLOCK_K // 2, low=0, high=256, dtype=torch.uint8)
+            inputs["scale"] = random.integers(k // BLOCK_K, n, 4, low=119, high=124, dtype=torch.uint8)
         elif kind == "int4":
-            found["w"] = random.integers(k // BLOCK_K, n, BLOCK_K // 2, low=0, high=256, dtype=torch.uint8)
-            found["scale"] = (random.uniform(groups, n, low=0.1, high=0.3) / k**0.5).to(torch.float16)
-            found["zero"] = random.integers(groups, n // 2, low=0, high=256, dtype=torch.uint8)
+            inputs["w"] = random.integers(k // BLOCK_K, n, BLOCK_K // 2, low=0, high=256, dtype=torch.uint8)
+            inputs["scale"] = (random.uniform(groups, n, low=0.1, high=0.3) / k**0.5).to(torch.float16)
+            inputs["zero"] = random.integers(groups, n // 2, low=0, high=256, dtype=torch.uint8)
         else:
-            found["w"] = random.integers(k // BLOCK_K, n, BLOCK_K, low=-127, high=128, dtype=torch.int8)
-            found["scale"] = (random.uniform(groups, n, low=0.01, high=0.03) / k**0.5).to(torch.float16)
-        return found
+            inputs["w"] = random.integers(k // BLOCK_K, n, BLOCK_K, low=-127, high=128, dtype=torch.int8)
+            inputs["scale"] = (random.uniform(groups, n, low=0.01, high=0.03) / k**0.5).to(torch.float16)
+        return inputs
 
     return make
 
 
 def stored(case: Case, kind: str) -> Format:
-    """How the weights are stored: groups, scales and zero points as `make` has them."""
+    """The storage format of the weights, with the groups, scales and zero points that `make` creates."""
     if kind == "mxfp4":
         return NAMED[kind]
     zero_bits = 4 if kind == "int4" else 0

@@ -21,7 +21,7 @@ from ..forms import TOKENS, distinct_experts
 from ..operators.base import Operator, Tensor, Weight
 from ..operators.linear import ExpertsLinear
 from .base import Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
-from .gemm import GROUP_M, GemmTiling, rows_of, tile_of, tolerance, workload
+from .gemm import GROUP_M, GemmTiling, load_rows, tile_of, tolerance, workload
 
 
 @triton.jit
@@ -38,34 +38,36 @@ def _grouped(
     before = tl.cumsum(tiles, 0) <= row  # the experts whose tiles are all before this one
     expert = tl.sum(before.to(tl.int32), 0)
     if expert < EXPERTS:
-        own = experts == expert
-        start, end = tl.sum(tl.where(own, starts, 0), 0), tl.sum(tl.where(own, ends, 0), 0)
+        is_expert = experts == expert
+        start, end = tl.sum(tl.where(is_expert, starts, 0), 0), tl.sum(tl.where(is_expert, ends, 0), 0)
         rows = start + (row - tl.sum(tl.where(before, tiles, 0), 0)) * BLOCK_M + tl.arange(0, BLOCK_M)
-        there = rows < end
-        sources = rows if order_ptr is None else tl.load(order_ptr + rows, there, 0) // chosen
+        mask = rows < end
+        sources = rows if order_ptr is None else tl.load(order_ptr + rows, mask, 0) // chosen
         ks = tl.arange(0, BLOCK_K)
         x_at = x_ptr + sources.to(tl.int64)[:, None] * k + ks[None, :]
-        # Past the last of an expert's rows of w come those of the next: what they give is not stored.
+        # Rows past an expert's last are the next expert's; their products are not stored.
         width = 2 * n if GATED else n
         w_row, last = expert * width + column * BLOCK_N, EXPERTS * width
-        sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-        ups = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-        for done in range(0, k, BLOCK_K):
-            x = tl.load(x_at + done, there[:, None] if EVEN else there[:, None] & (ks[None, :] < k - done), 0.0)
-            w = rows_of(w_rows, w_row, last, done, k, BLOCK_N, BLOCK_K, DESCRIBED)
-            sums = tl.dot(x, w.T, sums)
+        accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        up_accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for block_start in range(0, k, BLOCK_K):
+            x = tl.load(
+                x_at + block_start, mask[:, None] if EVEN else mask[:, None] & (ks[None, :] < k - block_start), 0.0
+            )
+            w = load_rows(w_rows, w_row, last, block_start, k, BLOCK_N, BLOCK_K, DESCRIBED)
+            accumulator = tl.dot(x, w.T, accumulator)
             if GATED:
-                w = rows_of(w_rows, w_row + n, last, done, k, BLOCK_N, BLOCK_K, DESCRIBED)
-                ups = tl.dot(x, w.T, ups)
+                w = load_rows(w_rows, w_row + n, last, block_start, k, BLOCK_N, BLOCK_K, DESCRIBED)
+                up_accumulator = tl.dot(x, w.T, up_accumulator)
         if GATED:
-            sums = sums / (1 + tl.exp(-sums)) * ups
+            accumulator = accumulator / (1 + tl.exp(-accumulator)) * up_accumulator
         columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
         y_at = y_ptr + rows.to(tl.int64)[:, None] * n + columns[None, :]
-        tl.store(y_at, sums.to(y_ptr.dtype.element_ty), there[:, None] & (columns[None, :] < n))
+        tl.store(y_at, accumulator.to(y_ptr.dtype.element_ty), mask[:, None] & (columns[None, :] < n))
 
 
 def tiling(target: Target, rows: int, experts: int, itemsize: int, *, gated: bool = False) -> GemmTiling:
-    """As tall as an expert has rows when all have as many. Two products beside each other take half the width."""
+    """The default tiling: as tall as the mean number of rows per expert; half as wide for two products (gated)."""
     block_m = min(max(pow2(cdiv(rows, experts)), 16), 128)
     deep = 128 // itemsize
     if block_m < 128:
@@ -78,14 +80,14 @@ def tiling(target: Target, rows: int, experts: int, itemsize: int, *, gated: boo
 
 
 def tilings(target: Target, case: Case) -> tuple[GemmTiling, ...]:
-    """Shorter and narrower tiles, and fewer stages than `tiling` has."""
-    own = tiling(target, case["M"] * case["chosen"], case["experts"], case.torch_dtype.itemsize, gated=True)
-    cut = [replace(own, num_stages=own.num_stages - 1), replace(own, block_n=own.block_n // 2)]
-    if own.block_m == 128:
-        cut.append(replace(own, block_m=64, num_warps=4))
+    """Alternative tilings: shorter and narrower tiles, and fewer stages."""
+    rule = tiling(target, case["M"] * case["chosen"], case["experts"], case.torch_dtype.itemsize, gated=True)
+    candidates = [replace(rule, num_stages=rule.num_stages - 1), replace(rule, block_n=rule.block_n // 2)]
+    if rule.block_m == 128:
+        candidates.append(replace(rule, block_m=64, num_warps=4))
     else:
-        cut.append(replace(own, block_n=2 * own.block_n, num_stages=own.num_stages - 1))
-    return tuple(cut)
+        candidates.append(replace(rule, block_n=2 * rule.block_n, num_stages=rule.num_stages - 1))
+    return tuple(candidates)
 
 
 def launch_grouped(
@@ -141,11 +143,11 @@ def reference(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> tuple[tor
 def _make(case: Case, device: str, seed: int) -> Inputs:
     tokens, n, k, experts, chosen = (case[name] for name in ("M", "N", "K", "experts", "chosen"))
     random, dtype = Random(device, seed), case.torch_dtype
-    taken = random.uniform(tokens, experts, low=0, high=1).topk(chosen, 1).indices.flatten()
+    experts_of_tokens = random.uniform(tokens, experts, low=0, high=1).topk(chosen, 1).indices.flatten()
     if device == "meta":
         ends = torch.empty(experts, dtype=torch.int32, device=device)
     else:
-        ends = taken.bincount(minlength=experts).cumsum(0).to(torch.int32)
+        ends = experts_of_tokens.bincount(minlength=experts).cumsum(0).to(torch.int32)
     return {
         "x": random.normal(tokens * chosen, k, dtype=dtype),
         "w": random.normal(experts, n, k, dtype=dtype, scale=k**-0.5),

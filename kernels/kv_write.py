@@ -18,16 +18,16 @@ from ..precision import NAMED
 from ..workload import Workload
 from .base import Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, pow2
 
-_ELEMENTS = 2048  # of each of k and v in a program
+_ELEMENTS_PER_PROGRAM = 2048  # of each of k and v in a program
 
 
 @triton.jit
-def _moved(x_ptr, cache_ptr, scale_ptr, x_at, cache_at, there):
-    x = tl.load(x_ptr + x_at, there)
+def _store_converted(x_ptr, cache_ptr, scale_ptr, x_at, cache_at, mask):
+    x = tl.load(x_ptr + x_at, mask)
     if scale_ptr is not None:
         x = x.to(tl.float32) / tl.load(scale_ptr)
         x = tl.clamp(x, -448.0, 448.0)
-    tl.store(cache_ptr + cache_at, x.to(cache_ptr.dtype.element_ty), there)
+    tl.store(cache_ptr + cache_at, x.to(cache_ptr.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -40,13 +40,13 @@ def _kv_write(
     rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     columns = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
     slot = tl.load(slot_ptr + rows, rows < tokens, -1).to(tl.int64)
-    there = (slot >= 0)[:, None] & (columns[None, :] < WIDTH)
+    mask = (slot >= 0)[:, None] & (columns[None, :] < WIDTH)
     head, within = columns // DIM, columns % DIM
     cache_at = (slot // PAGE * page_stride + slot % PAGE * place_stride)[:, None]
     cache_at += (head * head_stride + within)[None, :]
     rows = rows.to(tl.int64)[:, None]
-    _moved(k_ptr, k_cache_ptr, k_scale_ptr, rows * k_token + columns[None, :], cache_at, there)
-    _moved(v_ptr, v_cache_ptr, v_scale_ptr, rows * v_token + columns[None, :], cache_at, there)
+    _store_converted(k_ptr, k_cache_ptr, k_scale_ptr, rows * k_token + columns[None, :], cache_at, mask)
+    _store_converted(v_ptr, v_cache_ptr, v_scale_ptr, rows * v_token + columns[None, :], cache_at, mask)
 
 
 def plan(
@@ -64,8 +64,8 @@ def plan(
     """
     (tokens, kv_heads, dim), page = k.shape, k_cache.shape[1]
     width = kv_heads * dim
-    block_w = min(pow2(width), _ELEMENTS)
-    block_t = min(_ELEMENTS // block_w, pow2(tokens))
+    block_w = min(pow2(width), _ELEMENTS_PER_PROGRAM)
+    block_t = min(_ELEMENTS_PER_PROGRAM // block_w, pow2(tokens))
     page_stride, place_stride, head_stride, _ = k_cache.stride()
     launch = Launch(
         function=_kv_write,
@@ -90,40 +90,40 @@ def reference(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """What is in the caches then; k_cache and v_cache stay as they are."""
+    """The contents of the caches after the writes; k_cache and v_cache are not changed."""
     real, page = slots >= 0, k_cache.shape[1]
-    found = []
+    caches = []
     for new, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
         codes = new.float() if scale is None else (new.float() / scale).clamp(-448.0, 448.0)
         after = cache.float().clone()
         after[slots[real].long() // page, slots[real].long() % page] = codes[real].to(cache.dtype).float()
-        found.append(after)
-    return tuple(found)
+        caches.append(after)
+    return tuple(caches)
 
 
 def _make(case: Case, device: str, seed: int) -> Inputs:
     """Slots in no order, every one of which is another, among twice as many; `padded` tokens at the end have none."""
     random, dtype, tokens, page = Random(device, seed), case.torch_dtype, case["tokens"], case["page"]
-    kept = torch.float8_e4m3fn if case.get("kv_bits") == 8 else dtype
+    cache_dtype = torch.float8_e4m3fn if case.get("kv_bits") == 8 else dtype
     heads, dim, pages = case["kv_heads"], case["dim"], cdiv(2 * tokens, page)
     slots = random.uniform(pages * page, low=0, high=1).argsort()[:tokens].to(torch.int32)
     if case.get("padded"):
         slots[-case["padded"] :] = -1
     inner, outer = (page, heads) if case.get("heads_outside") else (heads, page)
-    caches = [random.normal(pages, outer, inner, dim, dtype=kept) for _ in "kv"]
+    caches = [random.normal(pages, outer, inner, dim, dtype=cache_dtype) for _ in "kv"]
     caches = [cache.transpose(1, 2) if case.get("heads_outside") else cache for cache in caches]
-    found: Inputs = {name: random.normal(tokens, heads, dim, dtype=dtype, scale=100.0) for name in "kv"}
-    found |= {"k_cache": caches[0], "v_cache": caches[1], "slots": slots}
+    inputs: Inputs = {name: random.normal(tokens, heads, dim, dtype=dtype, scale=100.0) for name in "kv"}
+    inputs |= {"k_cache": caches[0], "v_cache": caches[1], "slots": slots}
     if case.get("kv_bits") == 8:
-        found |= {name: random.uniform(1, low=0.3, high=1.5) for name in ("k_scale", "v_scale")}
-    return found
+        inputs |= {name: random.uniform(1, low=0.3, high=1.5) for name in ("k_scale", "v_scale")}
+    return inputs
 
 
 def _operators(case: Case) -> tuple[Operator, ...]:
-    """What a launch of its own costs: in a model's graph, what makes keys and values writes them to the cache."""
-    width, kept = case["kv_heads"] * case["dim"], NAMED["fp8_e4m3"] if case.get("kv_bits") == 8 else case.format
+    """The cost of a separate launch; in a model's graph, the operators that compute keys and values write the cache."""
+    width, cache_format = case["kv_heads"] * case["dim"], NAMED["fp8_e4m3"] if case.get("kv_bits") == 8 else case.format
     new = tuple(Tensor(name=name, width=width, format=case.format) for name in "kv")
-    caches = tuple(Tensor(name=f"{name}_cache", width=width, format=kept, role=Role.KV_CACHE) for name in "kv")
+    caches = tuple(Tensor(name=f"{name}_cache", width=width, format=cache_format, role=Role.KV_CACHE) for name in "kv")
     return (Elementwise(name="kv_write", inputs=new, outputs=caches, ops_per_element=0),)
 
 
@@ -148,6 +148,6 @@ KERNELS = (
         tolerance=lambda case: (2**-3, 2**-9) if case.get("kv_bits") == 8 else (0.0, 0.0),
         operators=_operators,
         workload=lambda case: Workload.prefill(batch=1, prompt=case["tokens"] - case.get("padded")),
-        least_sm=lambda case: 89 if case.get("kv_bits") == 8 else 80,
+        min_sm=lambda case: 89 if case.get("kv_bits") == 8 else 80,
     ),
 )  # fmt: skip

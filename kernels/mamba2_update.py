@@ -39,9 +39,9 @@ def _mamba2_update(
     head, sequence = tl.program_id(1), tl.program_id(2)
     rows, columns = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P), tl.arange(0, SIZE)
     own, inner = sequence * heads + head, heads * dim
-    at = own.to(tl.int64) * dim * size + rows[:, None] * size + columns[None, :]
-    there = (rows[:, None] < dim) & (columns[None, :] < size)
-    h = tl.load(state_ptr + at, there, 0.0)
+    offsets = own.to(tl.int64) * dim * size + rows[:, None] * size + columns[None, :]
+    mask = (rows[:, None] < dim) & (columns[None, :] < size)
+    h = tl.load(state_ptr + offsets, mask, 0.0)
     token = xbc_ptr + sequence.to(tl.int64) * (inner + 2 * groups * size)
     x = tl.load(token + head * dim + rows, rows < dim, 0.0).to(tl.float32)
     b_at = token + inner + head // (heads // groups) * size + columns
@@ -50,7 +50,7 @@ def _mamba2_update(
     step = softplus(tl.load(step_ptr + own).to(tl.float32) + tl.load(bias_ptr + head).to(tl.float32))
     decay = tl.exp(-tl.exp(tl.load(a_ptr + head).to(tl.float32)) * step)
     h = h * decay + (step * x)[:, None] * b[None, :]
-    tl.store(into_ptr + at, h, there)
+    tl.store(into_ptr + offsets, h, mask)
     y = tl.sum(h * c[None, :], 1) + tl.load(d_ptr + head).to(tl.float32) * x
     y_at = own.to(tl.int64) * dim + rows
     if gate_ptr is not None:
@@ -116,7 +116,7 @@ def reference(
 def _make(case: Case, device: str, seed: int) -> Inputs:
     random, dtype, batch = Random(device, seed), case.torch_dtype, case["B"]
     heads, dim, size, groups = (case[name] for name in ("heads", "dim", "state", "groups"))
-    found: Inputs = {
+    inputs: Inputs = {
         "xbc": random.normal(batch, heads * dim + 2 * groups * size, dtype=dtype),
         "step": random.normal(batch, heads, dtype=dtype),
         "state": random.normal(batch, heads, dim, size, dtype=torch.float32, scale=size**-0.5),
@@ -125,7 +125,7 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
         "bias": random.normal(heads, dtype=dtype),
         "groups": groups,
     }
-    return found | ({"gate": random.normal(batch, heads * dim, dtype=dtype)} if case.get("gate") else {})
+    return inputs | ({"gate": random.normal(batch, heads * dim, dtype=dtype)} if case.get("gate") else {})
 
 
 def _operators(case: Case) -> tuple[Operator, ...]:

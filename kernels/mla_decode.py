@@ -20,8 +20,17 @@ from ..operators.base import Operator, Role, Tensor
 from ..operators.masks import CAUSAL
 from ..workload import Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
-from .decode_attention import START, DecodeTiling, PartialResults, most_splits, put_weight, slots, span, splits_of
-from .flash_attention import weigh
+from .decode_attention import (
+    STARTUP_KEYS,
+    DecodeTiling,
+    PartialResults,
+    cache_slots,
+    choose_splits,
+    max_splits,
+    split_range,
+    store_log_sum,
+)
+from .flash_attention import online_softmax
 
 _LOG2_E = log2(e)
 
@@ -33,44 +42,47 @@ def _mla_decode(
 ):  # fmt: skip
     split, block, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(length_ptr + sequence)
-    first, last = span(length, length, splits, BLOCK_N)
+    first, last = split_range(length, length, splits, BLOCK_N)
     inside = block * BLOCK_H + tl.arange(0, BLOCK_H)
-    there = inside < heads
+    mask = inside < heads
     head = sequence * heads + inside
     latent, rope = tl.arange(0, LATENT), LATENT + tl.arange(0, ROPE)
     q_at = q_ptr + head[:, None] * (LATENT + ROPE)
-    q = tl.load(q_at + latent[None, :], there[:, None], 0.0)
-    q_rope = tl.load(q_at + rope[None, :], there[:, None], 0.0)
+    q = tl.load(q_at + latent[None, :], mask[:, None], 0.0)
+    q_rope = tl.load(q_at + rope[None, :], mask[:, None], 0.0)
     out = tl.zeros((BLOCK_H, LATENT), dtype=tl.float32)
-    most = tl.full((BLOCK_H,), -1e30, dtype=tl.float32)
-    total = tl.zeros((BLOCK_H,), dtype=tl.float32)
+    row_max = tl.full((BLOCK_H,), -1e30, dtype=tl.float32)
+    row_sum = tl.zeros((BLOCK_H,), dtype=tl.float32)
     for token in range(first, last, BLOCK_N):
         tokens = token + tl.arange(0, BLOCK_N)
-        real = tokens < last
-        c_at = c_ptr + slots(table_ptr, sequence, pages, tokens, real, PAGE)[:, None] * (LATENT + ROPE)
-        c = tl.load(c_at + latent[None, :], real[:, None], 0.0)
-        c_rope = tl.load(c_at + rope[None, :], real[:, None], 0.0)
+        valid = tokens < last
+        c_at = c_ptr + cache_slots(table_ptr, sequence, pages, tokens, valid, PAGE)[:, None] * (LATENT + ROPE)
+        c = tl.load(c_at + latent[None, :], valid[:, None], 0.0)
+        c_rope = tl.load(c_at + rope[None, :], valid[:, None], 0.0)
         scores = tl.dot(q_rope, c_rope.T, tl.dot(q, c.T))
-        weights, old, most, total = weigh(scores, real[None, :], scale, most, total)
-        out = tl.dot(weights.to(c.dtype), c, out * old[:, None])
-    out = out / tl.where(total > 0, total, 1.0)[:, None]
+        weights, correction, row_max, row_sum = online_softmax(scores, valid[None, :], scale, row_max, row_sum)
+        out = tl.dot(weights.to(c.dtype), c, out * correction[:, None])
+    out = out / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
     o_at = o_ptr + (head * splits + split).to(tl.int64)[:, None] * LATENT + latent[None, :]
-    tl.store(o_at, out.to(o_ptr.dtype.element_ty), there[:, None])
-    put_weight(weight_ptr, head, most, total, there, splits)
+    tl.store(o_at, out.to(o_ptr.dtype.element_ty), mask[:, None])
+    store_log_sum(weight_ptr, head, row_max, row_sum, mask, splits)
 
 
 def heads_of(target: Target, heads: int) -> int:
-    """That a program takes: those that matrix units of a generation have at a time, of which the queries fit."""
+    """Heads per program: as many as a matrix instruction of the generation processes and whose queries fit."""
     return min(max(pow2(heads), 16), 64 if target.generation >= 90 else 16)
 
 
 def tiling(target: Target, sequences: int, heads: int, longest: int) -> DecodeTiling:
-    """Of shared memory, 32 tokens of a latent of 512 take 36 KB, and queries of 64 heads 72 KB: one program has it."""
+    """The default tiling. In shared memory, 32 tokens with a latent of 512 take 36 KB and queries of 64 heads 72 KB, so
+    one program runs per multiprocessor.
+    """
     block_h = heads_of(target, heads)
     wide = block_h == 64
-    splits = splits_of(
+    splits = choose_splits(
         target, sequences * cdiv(heads, block_h), longest,
-        resident=1 if wide else 2, start=START + 4 * block_h,  # a head's sums, there and back, are four tokens' bytes
+        resident=1 if wide else 2,
+        start=STARTUP_KEYS + 4 * block_h,  # writing and reading a head's partial sums moves the bytes of four tokens
     )  # fmt: skip
     # From Blackwell on, products take shared memory, too.
     return DecodeTiling(
@@ -84,10 +96,10 @@ def tilings(target: Target, case: Case) -> tuple[DecodeTiling, ...]:
     """
     rule = tiling(target, case["B"], case["heads"], case["kv"])
     splits = {2 * rule.splits, rule.splits + 1, rule.splits // 2} - {0, rule.splits}
-    found = [replace(rule, splits=one) for one in sorted(splits) if one <= most_splits(case["kv"])]
+    alternatives = [replace(rule, splits=one) for one in sorted(splits) if one <= max_splits(case["kv"])]
     if rule.num_warps == 8 and target.generation < 100:
-        found.append(replace(rule, keys=64, num_stages=2))
-    return tuple(found)
+        alternatives.append(replace(rule, keys=64, num_stages=2))
+    return tuple(alternatives)
 
 
 def plan(
@@ -137,11 +149,11 @@ def reference(
     scale: float,
     tile: DecodeTiling | None = None,  # noqa: ARG001
 ) -> tuple[torch.Tensor, ...]:
-    found = []
+    outputs = []
     for ours, pages, length in zip(q.float(), table.long(), lengths.tolist(), strict=True):
         c = cache.float()[pages].flatten(0, 1)[:length]
-        found.append((ours @ c.T * scale).softmax(1) @ c[:, :latent])
-    return (torch.stack(found),)
+        outputs.append((ours @ c.T * scale).softmax(1) @ c[:, :latent])
+    return (torch.stack(outputs),)
 
 
 def _make(case: Case, device: str, seed: int) -> Inputs:
@@ -159,7 +171,9 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
 
 
 def _operators(case: Case) -> tuple[Operator, ...]:
-    """One KV head of latent and rotated elements, of which the first are its values, too: they are read once."""
+    """The attention operator: a single KV head of latent and rotated elements. Its values are the latent, so both are
+    read once.
+    """
     latent, width = case["latent"], case["latent"] + case["rope"]
     heads = Heads(num_heads=case["heads"], num_kv_heads=1, head_dim=width, value_dim=latent)
     q = Tensor(name="q", width=heads.q_width, format=case.format)

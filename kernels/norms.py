@@ -20,7 +20,7 @@ from ..operators.elementwise import Add, Norm
 from ..workload import Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 
-_ELEMENTS = 4096  # of a program, where rows are shorter
+_ELEMENTS_PER_PROGRAM = 4096  # of a program, where rows are shorter
 _RMS_OPS = 4  # square, sum, scale, weight
 _LAYER_OPS = 6  # mean and subtract, too; the bias is one more
 _RMS_EPSILON, _LAYER_EPSILON = 1e-6, 1e-5
@@ -33,20 +33,20 @@ def _norm(
 ):  # fmt: skip
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_N)
-    real = columns < n
-    there = (rows[:, None] < m) & real[None, :]
-    at = rows.to(tl.int64)[:, None] * n + columns[None, :]
-    x = tl.load(x_ptr + at, there, 0.0).to(tl.float32)
+    valid_columns = columns < n
+    mask = (rows[:, None] < m) & valid_columns[None, :]
+    offsets = rows.to(tl.int64)[:, None] * n + columns[None, :]
+    x = tl.load(x_ptr + offsets, mask, 0.0).to(tl.float32)
     if residual_ptr is not None:
-        x += tl.load(residual_ptr + at, there, 0.0).to(tl.float32)
-        tl.store(sum_ptr + at, x.to(sum_ptr.dtype.element_ty), there)
+        x += tl.load(residual_ptr + offsets, mask, 0.0).to(tl.float32)
+        tl.store(sum_ptr + offsets, x.to(sum_ptr.dtype.element_ty), mask)
     if CENTRED:
-        x = tl.where(real[None, :], x - (tl.sum(x, 1) / n)[:, None], 0.0)
+        x = tl.where(valid_columns[None, :], x - (tl.sum(x, 1) / n)[:, None], 0.0)
     scale = 1 / tl.sqrt(tl.sum(x * x, 1) / n + epsilon)
-    y = x * scale[:, None] * tl.load(weight_ptr + columns, real, 0.0).to(tl.float32)[None, :]
+    y = x * scale[:, None] * tl.load(weight_ptr + columns, valid_columns, 0.0).to(tl.float32)[None, :]
     if bias_ptr is not None:
-        y += tl.load(bias_ptr + columns, real, 0.0).to(tl.float32)[None, :]
-    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), there)
+        y += tl.load(bias_ptr + columns, valid_columns, 0.0).to(tl.float32)[None, :]
+    tl.store(y_ptr + offsets, y.to(y_ptr.dtype.element_ty), mask)
 
 
 def plan(
@@ -63,7 +63,7 @@ def plan(
     y = poisoned(m, n, dtype=x.dtype, device=x.device)
     sums = None if residual is None else poisoned(m, n, dtype=x.dtype, device=x.device)
     block_n = pow2(n)
-    block_m = max(min(_ELEMENTS // block_n, pow2(m)), 1)
+    block_m = max(min(_ELEMENTS_PER_PROGRAM // block_n, pow2(m)), 1)
     launch = Launch(
         function=_norm,
         grid=(cdiv(m, block_m),),
@@ -86,28 +86,28 @@ def reference(
     centred: bool = False,
 ) -> tuple[torch.Tensor, ...]:
     sums = x.float() if residual is None else x.float() + residual.float()
-    own = sums - sums.mean(1, keepdim=True) if centred else sums
+    centred_x = sums - sums.mean(1, keepdim=True) if centred else sums
     epsilon = _LAYER_EPSILON if centred else _RMS_EPSILON
-    y = own * (own.square().mean(1, keepdim=True) + epsilon).rsqrt() * weight.float()
+    y = centred_x * (centred_x.square().mean(1, keepdim=True) + epsilon).rsqrt() * weight.float()
     y = y if bias is None else y + bias.float()
     return (y,) if residual is None else (y, sums)
 
 
 def _make(case: Case, device: str, seed: int) -> Inputs:
     m, n, random, dtype = case["M"], case["N"], Random(device, seed), case.torch_dtype
-    found: Inputs = {
+    inputs: Inputs = {
         "x": random.normal(m, n, dtype=dtype) + case.get("mean"),
         "weight": random.normal(n, dtype=dtype),
     }
     if case.get("bias"):
-        found["bias"] = random.normal(n, dtype=dtype)
+        inputs["bias"] = random.normal(n, dtype=dtype)
     if case.get("residual"):
-        found["residual"] = random.normal(m, n, dtype=dtype)
-    return found
+        inputs["residual"] = random.normal(m, n, dtype=dtype)
+    return inputs
 
 
 def _operators(case: Case, ops: int) -> tuple[Operator, ...]:
-    """With a residual, the Add before it, whose sum is written, and stays on the chip for the Norm."""
+    """The Norm; with a residual, also the Add before it, whose sum is written and stays on the chip for the Norm."""
     x, y = (Tensor(name=name, width=case["N"], format=case.format) for name in "xy")
     names = ("weight", "bias") if case.get("bias") else ("weight",)
     weights = tuple(Weight(name=name, shape=(case["N"],), format=case.format) for name in names)

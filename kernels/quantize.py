@@ -18,8 +18,8 @@ from ..precision import FP16
 from .base import Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 from .gemm import workload
 
-_ELEMENTS = 8192  # of a program, where groups are smaller
-_LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # arXiv:2209.05433, table 1
+_ELEMENTS_PER_PROGRAM = 8192  # of a program, where groups are smaller
+_LARGEST_CODES = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # arXiv:2209.05433, table 1
 
 
 @triton.jit
@@ -31,16 +31,16 @@ def _quantize(
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(1)
     ks = tl.arange(0, BLOCK_K)
-    there = (rows[:, None] < m) & (ks[None, :] < group)
+    mask = (rows[:, None] < m) & (ks[None, :] < group)
     k = group * tl.num_programs(1)
-    at = rows.to(tl.int64)[:, None] * k + column * group + ks[None, :]
-    x = tl.load(x_ptr + at, there, 0.0).to(tl.float32)
+    offsets = rows.to(tl.int64)[:, None] * k + column * group + ks[None, :]
+    x = tl.load(x_ptr + offsets, mask, 0.0).to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(x), 1), 1e-10) / LARGEST
     codes = x / scale[:, None]
     if INTEGER:
         # To the nearest: adding 1.5 * 2 ** 23 leaves fp32 no bits for fractions.
         codes = (codes + 12582912.0) - 12582912.0
-    tl.store(code_ptr + at, codes.to(code_ptr.dtype.element_ty), there)
+    tl.store(code_ptr + offsets, codes.to(code_ptr.dtype.element_ty), mask)
     tl.store(scale_ptr + column * m + rows, scale, rows < m)
 
 
@@ -50,13 +50,13 @@ def plan(target: Target, x: torch.Tensor, group: int, dtype: torch.dtype) -> Lau
     codes = poisoned(m, k, dtype=dtype, device=x.device)
     scales = poisoned(k // group, m, dtype=torch.float32, device=x.device)
     block_k = pow2(group)
-    block_m = max(min(_ELEMENTS // block_k, pow2(m)), 1)
+    block_m = max(min(_ELEMENTS_PER_PROGRAM // block_k, pow2(m)), 1)
     launch = Launch(
         function=_quantize,
         grid=(cdiv(m, block_m), k // group),
         arguments={
-            "x_ptr": x, "code_ptr": codes, "scale_ptr": scales, "m": m, "group": group, "LARGEST": _LARGEST[dtype],
-            "INTEGER": dtype == torch.int8, "BLOCK_M": block_m, "BLOCK_K": block_k,
+            "x_ptr": x, "code_ptr": codes, "scale_ptr": scales, "m": m, "group": group,
+            "LARGEST": _LARGEST_CODES[dtype], "INTEGER": dtype == torch.int8, "BLOCK_M": block_m, "BLOCK_K": block_k,
         },
         num_warps=8,
     )  # fmt: skip
@@ -65,7 +65,7 @@ def plan(target: Target, x: torch.Tensor, group: int, dtype: torch.dtype) -> Lau
 
 def reference(x: torch.Tensor, group: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     groups = x.float().view(x.shape[0], -1, group)
-    scales = groups.abs().amax(2, keepdim=True).clamp_min(1e-10) / _LARGEST[dtype]
+    scales = groups.abs().amax(2, keepdim=True).clamp_min(1e-10) / _LARGEST_CODES[dtype]
     codes = groups / scales
     codes = codes.round() if dtype == torch.int8 else codes.to(dtype)
     return codes.float().view(x.shape), scales[:, :, 0].T

@@ -24,20 +24,22 @@ from ..operators.elementwise import Elementwise, Rope
 from ..workload import Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 
-_PAIRS = 1024  # of 4 warps at a time: a load of 16 bytes of each half a thread
-_MOST_HEADS = 8  # at a time
-_SHARED = 4  # steps for which a program keeps its angles, where there are enough programs all the same
-_ENOUGH = 16  # programs a multiprocessor
+_PAIRS_PER_STEP = 1024  # of 4 warps at a time: a load of 16 bytes of each half a thread
+_MAX_HEADS_PER_STEP = 8  # at a time
+_STEPS_PER_PROGRAM = 4  # that reuse a program's angles, if enough programs remain
+_MIN_PROGRAMS_PER_SM = 16  # programs a multiprocessor
 _THETA = 10000.0
-_LONGEST = 131072  # positions of cases are below
+_MAX_POSITION = 131072  # positions of cases are below
 _RADIANS: tl.constexpr = tl.constexpr(2 * pi * 2.0**-32)
 
 
 @triton.jit
-def _cos_sin(turns):
-    """Of an angle in 2^-32 turns, int32. Taylor series within an eighth of a turn, off by less than 3e-8."""
-    quarter = (turns + (1 << 29)) >> 30  # to the nearest: -2, -1, 0, 1
-    x = (turns - (quarter << 30)).to(tl.float32) * _RADIANS
+def _cos_sin(angle):
+    """Cosine and sine of an angle in 2^-32 turns (int32), by Taylor series within an eighth of a turn; error below
+    3e-8.
+    """
+    quarter = (angle + (1 << 29)) >> 30  # to the nearest: -2, -1, 0, 1
+    x = (angle - (quarter << 30)).to(tl.float32) * _RADIANS
     xx = x * x
     cos = 1 + xx * (-1 / 2 + xx * (1 / 24 + xx * (-1 / 720 + xx * (1 / 40320))))
     sin = x * (1 + xx * (-1 / 6 + xx * (1 / 120 + xx * (-1 / 5040 + xx * (1 / 362880)))))
@@ -50,33 +52,33 @@ def _cos_sin(turns):
 
 
 @triton.jit
-def _turned(
+def _rotate_heads(
     x_ptr, y_ptr, tokens, heads, dim, token_stride, head_stride, rows, head, cos, sin,
     HALF: tl.constexpr, BLOCK_P: tl.constexpr, REST: tl.constexpr, NEIGHBOURS: tl.constexpr,
 ):  # fmt: skip
     """Tokens `rows` and heads `head` of one tensor, by angles[tokens, 1, pairs]; REST is room for what is copied."""
-    real = (rows[:, None, None] < tokens) & (head[None, :, None] < heads)
+    valid = (rows[:, None, None] < tokens) & (head[None, :, None] < heads)
     token = rows.to(tl.int64)[:, None, None]
     x_ptr += token * token_stride + head[None, :, None] * head_stride
     y_ptr += (token * heads + head[None, :, None]) * dim
     if NEIGHBOURS:
         columns = tl.arange(0, 2 * BLOCK_P)[None, None, :]
-        there = real & (columns < 2 * HALF)
-        x = tl.load(x_ptr + columns, there, 0.0).to(tl.float32)
+        mask = valid & (columns < 2 * HALF)
+        x = tl.load(x_ptr + columns, mask, 0.0).to(tl.float32)
         a, b = tl.split(x.reshape(x.shape[0], x.shape[1], BLOCK_P, 2))
         y = tl.join(a * cos - b * sin, a * sin + b * cos).reshape(x.shape)
-        tl.store(y_ptr + columns, y.to(y_ptr.dtype.element_ty), there)
+        tl.store(y_ptr + columns, y.to(y_ptr.dtype.element_ty), mask)
     else:
         columns = tl.arange(0, BLOCK_P)[None, None, :]
-        there = real & (columns < HALF)
-        a = tl.load(x_ptr + columns, there, 0.0).to(tl.float32)
-        b = tl.load(x_ptr + HALF + columns, there, 0.0).to(tl.float32)
-        tl.store(y_ptr + columns, (a * cos - b * sin).to(y_ptr.dtype.element_ty), there)
-        tl.store(y_ptr + HALF + columns, (a * sin + b * cos).to(y_ptr.dtype.element_ty), there)
+        mask = valid & (columns < HALF)
+        a = tl.load(x_ptr + columns, mask, 0.0).to(tl.float32)
+        b = tl.load(x_ptr + HALF + columns, mask, 0.0).to(tl.float32)
+        tl.store(y_ptr + columns, (a * cos - b * sin).to(y_ptr.dtype.element_ty), mask)
+        tl.store(y_ptr + HALF + columns, (a * sin + b * cos).to(y_ptr.dtype.element_ty), mask)
     if REST > 0:
         columns = 2 * HALF + tl.arange(0, REST)[None, None, :]
-        there = real & (columns < dim)
-        tl.store(y_ptr + columns, tl.load(x_ptr + columns, there), there)
+        mask = valid & (columns < dim)
+        tl.store(y_ptr + columns, tl.load(x_ptr + columns, mask), mask)
 
 
 @triton.jit
@@ -95,7 +97,7 @@ def _rope(
     if share < of_q:
         for first in range(share * HEADS, tl.minimum((share + 1) * HEADS, heads), BLOCK_H):
             head = first + tl.arange(0, BLOCK_H)
-            _turned(
+            _rotate_heads(
                 q_ptr, q_out_ptr, tokens, heads, dim, q_token, q_head, rows, head, cos, sin,
                 HALF, BLOCK_P, REST, NEIGHBOURS,
             )  # fmt: skip
@@ -103,7 +105,7 @@ def _rope(
         share -= of_q
         for first in range(share * HEADS, tl.minimum((share + 1) * HEADS, kv_heads), BLOCK_H):
             head = first + tl.arange(0, BLOCK_H)
-            _turned(
+            _rotate_heads(
                 k_ptr, k_out_ptr, tokens, kv_heads, dim, k_token, k_head, rows, head, cos, sin,
                 HALF, BLOCK_P, REST, NEIGHBOURS,
             )  # fmt: skip
@@ -129,19 +131,23 @@ def plan(
     """
     (tokens, heads, dim), kv_heads, half = q.shape, k.shape[1], frequencies.numel()
     q_out, k_out = (poisoned(*x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
-    block_p, block_h = pow2(half), min(pow2(max(heads, kv_heads)), _MOST_HEADS)
-    block_t = min(max(_PAIRS // (block_p * block_h), 1), pow2(tokens))
-    shared = block_h * _SHARED
-    programs = cdiv(tokens, block_t) * (cdiv(heads, shared) + cdiv(kv_heads, shared))
-    at_once = shared if programs >= _ENOUGH * target.multiprocessors else block_h
+    block_p, block_h = pow2(half), min(pow2(max(heads, kv_heads)), _MAX_HEADS_PER_STEP)
+    block_t = min(max(_PAIRS_PER_STEP // (block_p * block_h), 1), pow2(tokens))
+    heads_with_shared_angles = block_h * _STEPS_PER_PROGRAM
+    programs = cdiv(tokens, block_t) * (
+        cdiv(heads, heads_with_shared_angles) + cdiv(kv_heads, heads_with_shared_angles)
+    )
+    heads_per_program = (
+        heads_with_shared_angles if programs >= _MIN_PROGRAMS_PER_SM * target.multiprocessors else block_h
+    )
     launch = Launch(
         function=_rope,
-        grid=(cdiv(tokens, block_t), cdiv(heads, at_once) + cdiv(kv_heads, at_once)),
+        grid=(cdiv(tokens, block_t), cdiv(heads, heads_per_program) + cdiv(kv_heads, heads_per_program)),
         arguments={
             "q_ptr": q, "k_ptr": k, "q_out_ptr": q_out, "k_out_ptr": k_out, "position_ptr": positions,
             "frequency_ptr": frequencies, "tokens": tokens, "heads": heads, "kv_heads": kv_heads, "dim": dim,
             "q_token": q.stride(0), "q_head": q.stride(1), "k_token": k.stride(0), "k_head": k.stride(1),
-            "HALF": half, "HEADS": at_once, "BLOCK_T": block_t, "BLOCK_H": block_h, "BLOCK_P": block_p,
+            "HALF": half, "HEADS": heads_per_program, "BLOCK_T": block_t, "BLOCK_H": block_h, "BLOCK_P": block_p,
             "REST": pow2(dim - 2 * half) if dim > 2 * half else 0, "NEIGHBOURS": neighbours,
         },
     )  # fmt: skip
@@ -154,15 +160,15 @@ def reference(
     half = frequencies.numel()
     angles = positions.double()[:, None] * frequencies.double() * (2 * pi * 2.0**-64)
     cos, sin = (f(angles).float()[:, None, :] for f in (torch.cos, torch.sin))
-    found = []
+    outputs = []
     for x in (q.float(), k.float()):
         y = x.clone()
         first = slice(0, 2 * half, 2) if neighbours else slice(0, half)
         second = slice(1, 2 * half, 2) if neighbours else slice(half, 2 * half)
         y[..., first] = x[..., first] * cos - x[..., second] * sin
         y[..., second] = x[..., first] * sin + x[..., second] * cos
-        found.append(y)
-    return tuple(found)
+        outputs.append(y)
+    return tuple(outputs)
 
 
 def _make(case: Case, device: str, seed: int) -> Inputs:
@@ -173,7 +179,7 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
     return {
         "q": qkv[:, :heads],
         "k": qkv[:, heads : heads + kv_heads],
-        "positions": random.integers(tokens, low=0, high=_LONGEST, dtype=torch.int32),
+        "positions": random.integers(tokens, low=0, high=_MAX_POSITION, dtype=torch.int32),
         "frequencies": frequencies(case["rotary"]).to(device),
         "neighbours": bool(case.get("neighbours")),
     }

@@ -19,32 +19,46 @@ from ..operators.base import Operator, Role, Tensor, Weight
 from ..operators.elementwise import Elementwise, Norm, Rope
 from ..operators.fused import Fused
 from ..workload import Workload
-from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, cloned, poisoned, pow2
+from .base import (
+    EPSILON,
+    Case,
+    Inputs,
+    Kernel,
+    Launch,
+    LaunchPlan,
+    Random,
+    Target,
+    case,
+    cdiv,
+    cloned_inputs,
+    poisoned,
+    pow2,
+)
 from .rope import _cos_sin
 from .rope import frequencies as frequencies_of
 
 _EPSILON = 1e-6
-_MOST_HEADS = 8  # of a program
+_MAX_HEADS_PER_PROGRAM = 8  # of a program
 _NORM_OPS = 4  # square, sum, scale, weight
 
 
 @triton.jit
-def _turned(low, high, weight_ptr, frequency_ptr, position, columns, inside, half, epsilon, NORM: tl.constexpr):
+def _rotated(low, high, weight_ptr, frequency_ptr, position, columns, inside, half, epsilon, NORM: tl.constexpr):
     """Both halves of heads, normalized where NORM says so, and rotated as the position asks."""
     low, high = low.to(tl.float32), high.to(tl.float32)
     if NORM:
         scale = 1 / tl.sqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * half) + epsilon)
         low *= scale[:, None] * tl.load(weight_ptr + columns, inside, 0.0).to(tl.float32)[None, :]
         high *= scale[:, None] * tl.load(weight_ptr + half + columns, inside, 0.0).to(tl.float32)[None, :]
-    turns = (position.to(tl.int64) * tl.load(frequency_ptr + columns, inside, 0)) >> 32
-    cos, sin = _cos_sin(turns.to(tl.int32)[None, :])
+    angle = (position.to(tl.int64) * tl.load(frequency_ptr + columns, inside, 0)) >> 32
+    cos, sin = _cos_sin(angle.to(tl.int32)[None, :])
     return low * cos - high * sin, high * cos + low * sin
 
 
 @triton.jit
-def _put(at, low, high, there, half):
-    tl.store(at, low.to(at.dtype.element_ty), there)
-    tl.store(at + half, high.to(at.dtype.element_ty), there)
+def _store_halves(pointers, low, high, mask, half):
+    tl.store(pointers, low.to(pointers.dtype.element_ty), mask)
+    tl.store(pointers + half, high.to(pointers.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -57,21 +71,21 @@ def _rope_cache(
     columns = tl.arange(0, HALF)
     inside = columns < half
     head = first + tl.arange(0, BLOCK_H)
-    there = (head < heads + 2 * kv_heads)[:, None] & inside[None, :]
-    at = head[:, None] * (2 * half) + columns[None, :]
-    qkv_at = qkv_ptr + sequence * (heads + 2 * kv_heads) * (2 * half) + at
-    low, high = tl.load(qkv_at, there, 0.0), tl.load(qkv_at + half, there, 0.0)
+    mask = (head < heads + 2 * kv_heads)[:, None] & inside[None, :]
+    offsets = head[:, None] * (2 * half) + columns[None, :]
+    qkv_at = qkv_ptr + sequence * (heads + 2 * kv_heads) * (2 * half) + offsets
+    low, high = tl.load(qkv_at, mask, 0.0), tl.load(qkv_at + half, mask, 0.0)
     position = tl.load(length_ptr + sequence) - 1
     page = tl.load(table_ptr + sequence * pages + position // PAGE).to(tl.int64)
     slot = (page * PAGE + position % PAGE) * kv_heads * (2 * half)
     if first < heads:
-        q_low, q_high = _turned(low, high, q_weight_ptr, frequency_ptr, position, columns, inside, half, epsilon, NORM)
-        _put(q_ptr + sequence * heads * (2 * half) + at, q_low, q_high, there, half)
+        q_low, q_high = _rotated(low, high, q_weight_ptr, frequency_ptr, position, columns, inside, half, epsilon, NORM)
+        _store_halves(q_ptr + sequence * heads * (2 * half) + offsets, q_low, q_high, mask, half)
     elif first < heads + kv_heads:
-        k_low, k_high = _turned(low, high, k_weight_ptr, frequency_ptr, position, columns, inside, half, epsilon, NORM)
-        _put(k_ptr + slot + at - heads * (2 * half), k_low, k_high, there, half)
+        k_low, k_high = _rotated(low, high, k_weight_ptr, frequency_ptr, position, columns, inside, half, epsilon, NORM)
+        _store_halves(k_ptr + slot + offsets - heads * (2 * half), k_low, k_high, mask, half)
     else:
-        _put(v_ptr + slot + at - (heads + kv_heads) * (2 * half), low, high, there, half)
+        _store_halves(v_ptr + slot + offsets - (heads + kv_heads) * (2 * half), low, high, mask, half)
 
 
 def plan(
@@ -92,7 +106,7 @@ def plan(
     sequences, (_, page, kv_heads, dim) = qkv.shape[0], k.shape
     heads = qkv.shape[1] // dim - 2 * kv_heads
     q = poisoned(sequences, heads, dim, dtype=qkv.dtype, device=qkv.device)
-    block = next(b for b in (_MOST_HEADS, 4, 2, 1) if kv_heads % b == 0 and heads % b == 0)
+    block = next(b for b in (_MAX_HEADS_PER_PROGRAM, 4, 2, 1) if kv_heads % b == 0 and heads % b == 0)
     launch = Launch(
         function=_rope_cache,
         grid=((heads + 2 * kv_heads) // block, sequences),
@@ -118,21 +132,21 @@ def reference(
     k_weight: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
     sequences, (_, page, kv_heads, dim) = qkv.shape[0], k.shape
-    at = lengths.long() - 1
-    angles = at.double()[:, None] * frequencies.double() * (2 * pi * 2.0**-64)
+    positions = lengths.long() - 1
+    angles = positions.double()[:, None] * frequencies.double() * (2 * pi * 2.0**-64)
     cos, sin = (f(angles).float().repeat(1, 2)[:, None] for f in (torch.cos, torch.sin))
     parts = qkv.float().view(sequences, -1, dim).split((qkv.shape[1] // dim - 2 * kv_heads, kv_heads, kv_heads), dim=1)
-    turned = []
+    rotated = []
     for x, weight in zip(parts, (q_weight, k_weight), strict=False):
         if weight is not None:
             x = x * (x.square().mean(2, keepdim=True) + _EPSILON).rsqrt() * weight.float()  # noqa: PLW2901
         low, high = x.chunk(2, dim=2)
-        turned.append(x * cos + torch.cat((-high, low), dim=2) * sin)
+        rotated.append(x * cos + torch.cat((-high, low), dim=2) * sin)
     caches = [k.float().clone(), v.float().clone()]
-    pages = table.long()[torch.arange(sequences, device=qkv.device), at // page]
-    for cache, new in zip(caches, (turned[1], parts[2]), strict=True):
-        cache[pages, at % page] = new
-    return (turned[0], *caches)
+    pages = table.long()[torch.arange(sequences, device=qkv.device), positions // page]
+    for cache, new in zip(caches, (rotated[1], parts[2]), strict=True):
+        cache[pages, positions % page] = new
+    return (rotated[0], *caches)
 
 
 def _make(case: Case, device: str, seed: int) -> Inputs:
@@ -140,7 +154,7 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
     pages = cdiv(case["kv"], page)
     slots = (batch * pages, page, case["kv_heads"], dim)
     shuffled = random.uniform(batch * pages, low=0, high=1).argsort()
-    found: Inputs = {
+    inputs: Inputs = {
         "qkv": random.normal(batch, (case["heads"] + 2 * case["kv_heads"]) * dim, dtype=dtype),
         "frequencies": frequencies_of(dim).to(device),
         "k": random.normal(*slots, dtype=dtype),
@@ -149,16 +163,16 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
         "lengths": random.integers(batch, low=1, high=case["kv"] + 1, dtype=torch.int32),
     }
     if case.get("norm"):
-        found |= {name: random.normal(dim, dtype=dtype) for name in ("q_weight", "k_weight")}
-    return found
+        inputs |= {name: random.normal(dim, dtype=dtype) for name in ("q_weight", "k_weight")}
+    return inputs
 
 
-def _again(inputs: Inputs, number: int) -> Inputs:
+def _next_inputs(inputs: Inputs, number: int) -> Inputs:
     """Tokens at other places of the same caches."""
     shared = {name: inputs[name] for name in ("k", "v", "table")}
-    own = {name: value for name, value in inputs.items() if name not in shared}
-    room = inputs["table"].shape[1] * inputs["k"].shape[1]
-    return cloned(own, number) | shared | {"lengths": (inputs["lengths"] - 1 + number) % room + 1}
+    new_inputs = {name: value for name, value in inputs.items() if name not in shared}
+    capacity = inputs["table"].shape[1] * inputs["k"].shape[1]
+    return cloned_inputs(new_inputs, number) | shared | {"lengths": (inputs["lengths"] - 1 + number) % capacity + 1}
 
 
 def _operators(case: Case) -> tuple[Operator, ...]:
@@ -167,7 +181,9 @@ def _operators(case: Case) -> tuple[Operator, ...]:
     heads = Heads(num_heads=case["heads"], num_kv_heads=case["kv_heads"], head_dim=dim)
     q, k, v = (Tensor(name=f"{name}_proj", width=heads.kv_width, format=case.format) for name in "qkv")
     q = Tensor(name="q_proj", width=heads.q_width, format=case.format)
-    kept = [Tensor(name=f"{name}_cache", width=heads.kv_width, format=case.format, role=Role.KV_CACHE) for name in "kv"]
+    caches = [
+        Tensor(name=f"{name}_cache", width=heads.kv_width, format=case.format, role=Role.KV_CACHE) for name in "kv"
+    ]
     parts: list[Operator] = []
     if case.get("norm"):
         for x in (q, k):
@@ -184,11 +200,11 @@ def _operators(case: Case) -> tuple[Operator, ...]:
             parts.append(norm)
         q, k = (norm.outputs[0] for norm in parts)
     turned = Tensor(name="q_rope", width=heads.q_width, format=case.format)
-    rope = Rope(name="rope", inputs=(q, k), outputs=(turned, kept[0]), heads=heads, rotary_dim=dim)
-    return (Fused.of((*parts, rope, written(v, kept[1])), kept_outputs=("q_rope",)),)
+    rope = Rope(name="rope", inputs=(q, k), outputs=(turned, caches[0]), heads=heads, rotary_dim=dim)
+    return (Fused.of((*parts, rope, v_write(v, caches[1])), kept_outputs=("q_rope",)),)
 
 
-def written(v: Tensor, cache: Tensor) -> Elementwise:
+def v_write(v: Tensor, cache: Tensor) -> Elementwise:
     """Values on their way to the cache, as they are."""
     return Elementwise(name="v_write", inputs=(v,), outputs=(cache,), ops_per_element=0)
 
@@ -209,6 +225,6 @@ KERNELS = (
         tolerance=lambda case: (EPSILON[case.dtype], max(EPSILON[case.dtype], 8 * EPSILON["fp32"])),
         operators=_operators,
         workload=lambda case: Workload.decode(batch=case["B"], kv_len=case["kv"]),
-        again=_again,
+        next_inputs=_next_inputs,
     ),
 )  # fmt: skip

@@ -29,7 +29,7 @@ from ..workload import Workload
 from .base import Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 
 _BLOCK = 4096  # logits of a program
-_MERGED = 4  # rows whose parts one warp puts together
+_MERGED_ROWS = 4  # rows whose parts one warp puts together
 _LOG2_E: tl.constexpr = tl.constexpr(log2(e))
 _ONE: tl.constexpr = tl.constexpr(2**40)  # the weight of the largest logit; 2^22 of them have a sum of 62 bits
 _SHIFT = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}  # last bits of fp32 that are alike for all logits
@@ -44,10 +44,10 @@ def _best(x_ptr, value_ptr, index_ptr, n, BLOCK: tl.constexpr):
     columns = part * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row.to(tl.int64) * n + columns, columns < n, float("-inf")).to(tl.float32)
     value, index = tl.max(x, 0, return_indices=True)
-    at = row * tl.num_programs(1) + part
-    tl.store(index_ptr + at, part * BLOCK + index)
+    offset = row * tl.num_programs(1) + part
+    tl.store(index_ptr + offset, part * BLOCK + index)
     if value_ptr is not None:
-        tl.store(value_ptr + at, value)
+        tl.store(value_ptr + offset, value)
 
 
 @triton.jit
@@ -55,8 +55,8 @@ def _best_of_parts(
     value_ptr, index_ptr, token_ptr, m, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr
 ):
     rows, parts = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_S)
-    there = (rows[:, None] < m) & (parts[None, :] < PARTS)
-    value = tl.load(value_ptr + rows[:, None] * PARTS + parts[None, :], there, float("-inf"))
+    mask = (rows[:, None] < m) & (parts[None, :] < PARTS)
+    value = tl.load(value_ptr + rows[:, None] * PARTS + parts[None, :], mask, float("-inf"))
     _, part = tl.max(value, 1, return_indices=True)
     tl.store(token_ptr + rows, tl.load(index_ptr + rows * PARTS + part, rows < m), rows < m)
 
@@ -68,19 +68,19 @@ def _weights(x, best, temperature):
 
 
 @triton.jit
-def _bits(level, LEVELS: tl.constexpr):
+def _level_bits(level, LEVELS: tl.constexpr):
     """A level begins at a weight of 2^-bits; the last one has all but zeros."""
     return tl.where(level < LEVELS - 1, (level + 1) * _LEVEL_BITS, 40)
 
 
 @triton.jit
-def _least(level, LEVELS: tl.constexpr):
+def _min_weight(level, LEVELS: tl.constexpr):
     """The weight that a level begins at."""
-    return tl.full((), _ONE, tl.int64) >> _bits(level, LEVELS)
+    return tl.full((), _ONE, tl.int64) >> _level_bits(level, LEVELS)
 
 
 @triton.jit
-def _part(x_ptr, best_ptr, temperature_ptr, n, PARTS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr):
+def _load_part(x_ptr, best_ptr, temperature_ptr, n, PARTS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr):
     """Columns, logits and weights of a program's part of a row."""
     row, parts = tl.program_id(0), tl.arange(0, BLOCK_S)
     best = tl.max(tl.load(best_ptr + row * PARTS + parts, parts < PARTS, float("-inf")), 0)
@@ -94,19 +94,19 @@ def _levels(
     x_ptr, best_ptr, temperature_ptr, count_ptr, sum_ptr, n,
     PARTS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
-    """How many logits of a part of a row are above each level, and the sum of their weights."""
-    _, _, weights = _part(x_ptr, best_ptr, temperature_ptr, n, PARTS, BLOCK, BLOCK_S)
+    """Counts the logits of a part of a row above each level and sums their weights."""
+    _, _, weights = _load_part(x_ptr, best_ptr, temperature_ptr, n, PARTS, BLOCK, BLOCK_S)
     for level in tl.static_range(LEVELS):
-        above = weights >= _least(level, LEVELS)
-        at = (tl.program_id(0) * LEVELS + level) * PARTS + tl.program_id(1)
-        tl.store(count_ptr + at, tl.sum(above.to(tl.int32), 0))
-        tl.store(sum_ptr + at, tl.sum(tl.where(above, weights, 0), 0))
+        above = weights >= _min_weight(level, LEVELS)
+        offset = (tl.program_id(0) * LEVELS + level) * PARTS + tl.program_id(1)
+        tl.store(count_ptr + offset, tl.sum(above.to(tl.int32), 0))
+        tl.store(sum_ptr + offset, tl.sum(tl.where(above, weights, 0), 0))
 
 
 @triton.jit
-def _share(part, whole):
+def _fraction_of(fraction, total):
     """The least whole number that is no less than `part` of `whole`, and from 1 to `whole`."""
-    return tl.minimum(tl.maximum(tl.ceil(part.to(tl.float64) * whole.to(tl.float64)).to(tl.int64), 1), whole)
+    return tl.minimum(tl.maximum(tl.ceil(fraction.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1), total)
 
 
 @triton.jit
@@ -116,15 +116,15 @@ def _candidates(
     """The highest level above which all are that may stay, counts of parts above it, and the sum of all weights."""
     row, parts = tl.program_id(0), tl.arange(0, BLOCK_S)
     top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
-    at = (row * LEVELS + LEVELS - 1) * PARTS + parts
-    total = tl.sum(tl.load(sum_ptr + at, parts < PARTS, 0), 0)
+    offsets = (row * LEVELS + LEVELS - 1) * PARTS + parts
+    total = tl.sum(tl.load(sum_ptr + offsets, parts < PARTS, 0), 0)
     level = LEVELS - 1
     for i in tl.static_range(LEVELS - 1):
         higher = LEVELS - 2 - i
-        at = (row * LEVELS + higher) * PARTS + parts
-        count = tl.sum(tl.load(count_ptr + at, parts < PARTS, 0), 0)
-        weight = tl.sum(tl.load(sum_ptr + at, parts < PARTS, 0), 0)
-        enough = tl.where(top_k > 0, count >= top_k, weight >= _share(top_p, total))
+        offsets = (row * LEVELS + higher) * PARTS + parts
+        count = tl.sum(tl.load(count_ptr + offsets, parts < PARTS, 0), 0)
+        weight = tl.sum(tl.load(sum_ptr + offsets, parts < PARTS, 0), 0)
+        enough = tl.where(top_k > 0, count >= top_k, weight >= _fraction_of(top_p, total))
         level = tl.where(enough, higher, level)
     counts = tl.load(count_ptr + (row * LEVELS + level) * PARTS + parts, parts < PARTS, 0)
     return level, counts, total
@@ -138,52 +138,52 @@ def _gather(
     """Logits of a part of a row that may stay, and where they were, behind those of the parts before it."""
     level, counts, _ = _candidates(count_ptr, sum_ptr, top_k_ptr, top_p_ptr, PARTS, BLOCK_S, LEVELS)
     before = tl.sum(tl.where(tl.arange(0, BLOCK_S) < tl.program_id(1), counts, 0), 0)
-    columns, x, weights = _part(x_ptr, best_ptr, temperature_ptr, n, PARTS, BLOCK, BLOCK_S)
-    above = weights >= _least(level, LEVELS)
-    at = tl.program_id(0).to(tl.int64) * n + before + tl.cumsum(above.to(tl.int32), 0) - 1
-    tl.store(logit_ptr + at, x, above)
-    tl.store(index_ptr + at, columns, above)
+    columns, x, weights = _load_part(x_ptr, best_ptr, temperature_ptr, n, PARTS, BLOCK, BLOCK_S)
+    above = weights >= _min_weight(level, LEVELS)
+    offsets = tl.program_id(0).to(tl.int64) * n + before + tl.cumsum(above.to(tl.int32), 0) - 1
+    tl.store(logit_ptr + offsets, x, above)
+    tl.store(index_ptr + offsets, columns, above)
 
 
 @triton.jit
-def _ordered(x, SHIFT: tl.constexpr):
+def _sortable_key(x, SHIFT: tl.constexpr):
     """Integers in the order of logits; both zeros are 0."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT
 
 
 @triton.jit
-def _candidate(logit_ptr, start, count, best, temperature, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+def _load_candidates(logit_ptr, start, count, best, temperature, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
     """Ordered logits and weights from `start` on; those past the end are less than all, and weigh nothing."""
-    at = start + tl.arange(0, BLOCK)
-    x = tl.load(logit_ptr + at, at < count, float("-inf"))
-    return _ordered(x, SHIFT), _weights(x, best, temperature)
+    offsets = start + tl.arange(0, BLOCK)
+    x = tl.load(logit_ptr + offsets, offsets < count, float("-inf"))
+    return _sortable_key(x, SHIFT), _weights(x, best, temperature)
 
 
 @triton.jit
-def _above(
+def _amount_above(
     threshold, keys, weights, logit_ptr, count, best, temperature, COUNTS: tl.constexpr, SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """How many candidates are no less than a threshold, or the sum of their weights. The first BLOCK are at hand."""
-    found = tl.sum(tl.where(keys >= threshold, 1 if COUNTS else weights, 0).to(tl.int64), 0)
+    """The number of candidates at or above a threshold, or the sum of their weights. Registers hold the first BLOCK."""
+    result = tl.sum(tl.where(keys >= threshold, 1 if COUNTS else weights, 0).to(tl.int64), 0)
     for start in range(BLOCK, count, BLOCK):
-        others, theirs = _candidate(logit_ptr, start, count, best, temperature, SHIFT, BLOCK)
-        found += tl.sum(tl.where(others >= threshold, 1 if COUNTS else theirs, 0).to(tl.int64), 0)
-    return found
+        other_keys, other_weights = _load_candidates(logit_ptr, start, count, best, temperature, SHIFT, BLOCK)
+        result += tl.sum(tl.where(other_keys >= threshold, 1 if COUNTS else other_weights, 0).to(tl.int64), 0)
+    return result
 
 
 @triton.jit
-def _largest(
-    wanted, low, high, keys, weights, logit_ptr, count, best, temperature, COUNTS: tl.constexpr, SHIFT: tl.constexpr,
+def _largest_threshold(
+    target, low, high, keys, weights, logit_ptr, count, best, temperature, COUNTS: tl.constexpr, SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The largest threshold, from `low` up to, but not including, `high`, above which there is what is wanted."""
+    """The largest threshold in [low, high) above which the count or sum is at least `target`, by bisection."""
     while high - low > 1:
         middle = (low + high) >> 1
-        found = _above(middle, keys, weights, logit_ptr, count, best, temperature, COUNTS, SHIFT, BLOCK)
-        low = tl.where(found >= wanted, middle, low)
-        high = tl.where(found >= wanted, high, middle)
+        above = _amount_above(middle, keys, weights, logit_ptr, count, best, temperature, COUNTS, SHIFT, BLOCK)
+        low = tl.where(above >= target, middle, low)
+        high = tl.where(above >= target, high, middle)
     return low
 
 
@@ -199,38 +199,38 @@ def _draw(
     level, counts, total = _candidates(count_ptr, sum_ptr, top_k_ptr, top_p_ptr, PARTS, BLOCK_S, LEVELS)
     count = tl.sum(counts, 0)
     logit_ptr += row.to(tl.int64) * n
-    keys, weights = _candidate(logit_ptr, 0, count, best, temperature, SHIFT, BLOCK)
+    keys, weights = _load_candidates(logit_ptr, 0, count, best, temperature, SHIFT, BLOCK)
 
     # Half a weight below the level, where rounding does not reach. Keys in 64 bits, whose differences do not overflow.
-    least = _ordered(best - (_bits(level, LEVELS) + 1) * temperature / _LOG2_E, SHIFT).to(tl.int64)
-    high = _ordered(best, SHIFT).to(tl.int64) + 1
-    threshold, left = least, total
+    low = _sortable_key(best - (_level_bits(level, LEVELS) + 1) * temperature / _LOG2_E, SHIFT).to(tl.int64)
+    high = _sortable_key(best, SHIFT).to(tl.int64) + 1
+    threshold, kept_weight = low, total
     if top_k > 0:
-        wanted = tl.minimum(top_k, count)
-        threshold = _largest(
-            wanted, least, high, keys, weights, logit_ptr, count, best, temperature, True, SHIFT, BLOCK
+        target = tl.minimum(top_k, count)
+        threshold = _largest_threshold(
+            target, low, high, keys, weights, logit_ptr, count, best, temperature, True, SHIFT, BLOCK
         )
-        left = _above(threshold, keys, weights, logit_ptr, count, best, temperature, False, SHIFT, BLOCK)
+        kept_weight = _amount_above(threshold, keys, weights, logit_ptr, count, best, temperature, False, SHIFT, BLOCK)
     if top_p < 1:
-        wanted = _share(top_p, left)
-        threshold = _largest(
-            wanted, threshold, high, keys, weights, logit_ptr, count, best, temperature, False, SHIFT, BLOCK
+        target = _fraction_of(top_p, kept_weight)
+        threshold = _largest_threshold(
+            target, threshold, high, keys, weights, logit_ptr, count, best, temperature, False, SHIFT, BLOCK
         )
-        left = _above(threshold, keys, weights, logit_ptr, count, best, temperature, False, SHIFT, BLOCK)
+        kept_weight = _amount_above(threshold, keys, weights, logit_ptr, count, best, temperature, False, SHIFT, BLOCK)
 
     uniform = tl.load(uniform_ptr + row).to(tl.float64)
-    aim = tl.minimum((uniform * left.to(tl.float64)).to(tl.int64), left - 1)
+    draw = tl.minimum((uniform * kept_weight.to(tl.float64)).to(tl.int64), kept_weight - 1)
     before, place = tl.zeros((), tl.int64), count
     for start in range(0, count, BLOCK):
-        keys, weights = _candidate(logit_ptr, start, count, best, temperature, SHIFT, BLOCK)
+        keys, weights = _load_candidates(logit_ptr, start, count, best, temperature, SHIFT, BLOCK)
         weights = tl.where(keys >= threshold, weights, 0)
-        passed = before + tl.cumsum(weights, 0) > aim
+        passed = before + tl.cumsum(weights, 0) > draw
         place = tl.minimum(place, tl.min(tl.where(passed, start + tl.arange(0, BLOCK), count), 0))
         before += tl.sum(weights, 0)
     tl.store(token_ptr + row, tl.load(index_ptr + row.to(tl.int64) * n + place))
 
 
-def _block(n: int) -> int:
+def _block_size(n: int) -> int:
     return min(pow2(n), _BLOCK)
 
 
@@ -245,15 +245,15 @@ def plan_argmax(target: Target, logits: torch.Tensor) -> LaunchPlan:  # noqa: AR
     index = poisoned(rows, parts, dtype=torch.int32, device=logits.device)
     arguments = {
         "value_ptr": value, "index_ptr": index, "token_ptr": tokens, "m": rows,
-        "PARTS": parts, "BLOCK_M": _MERGED, "BLOCK_S": pow2(parts),
+        "PARTS": parts, "BLOCK_M": _MERGED_ROWS, "BLOCK_S": pow2(parts),
     }  # fmt: skip
-    merge = Launch(function=_best_of_parts, grid=(cdiv(rows, _MERGED),), arguments=arguments, num_warps=1)
+    merge = Launch(function=_best_of_parts, grid=(cdiv(rows, _MERGED_ROWS),), arguments=arguments, num_warps=1)
     return LaunchPlan(launches=(_best_launch(logits, value, index), merge), outputs=(tokens,))
 
 
 def _best_launch(logits: torch.Tensor, value: torch.Tensor | None, index: torch.Tensor) -> Launch:
     rows, n = logits.shape
-    arguments = {"x_ptr": logits, "value_ptr": value, "index_ptr": index, "n": n, "BLOCK": _block(n)}
+    arguments = {"x_ptr": logits, "value_ptr": value, "index_ptr": index, "n": n, "BLOCK": _block_size(n)}
     return Launch(function=_best, grid=(rows, cdiv(n, _BLOCK)), arguments=arguments, num_warps=8)
 
 
@@ -277,15 +277,15 @@ def plan_sample(
     logit = poisoned(rows, n, dtype=torch.float32, device=device)
     index = poisoned(rows, n, dtype=torch.int32, device=device)
     tokens = poisoned(rows, dtype=torch.int32, device=device)
-    sizes = {"n": n, "PARTS": parts, "BLOCK": _block(n), "BLOCK_S": pow2(parts), "LEVELS": _LEVELS}
+    sizes = {"n": n, "PARTS": parts, "BLOCK": _block_size(n), "BLOCK_S": pow2(parts), "LEVELS": _LEVELS}
     shared = sizes | {"best_ptr": value, "temperature_ptr": temperature, "count_ptr": count, "sum_ptr": sums}
-    kept = shared | {"top_k_ptr": top_k, "top_p_ptr": top_p, "logit_ptr": logit, "index_ptr": index}
-    drawn = kept | {"uniform_ptr": uniform, "token_ptr": tokens, "SHIFT": _SHIFT[logits.dtype]}
+    candidate_arguments = shared | {"top_k_ptr": top_k, "top_p_ptr": top_p, "logit_ptr": logit, "index_ptr": index}
+    draw_arguments = candidate_arguments | {"uniform_ptr": uniform, "token_ptr": tokens, "SHIFT": _SHIFT[logits.dtype]}
     launches = (
         _best_launch(logits, value, first),
         Launch(function=_levels, grid=(rows, parts), arguments=shared | {"x_ptr": logits}, num_warps=8),
-        Launch(function=_gather, grid=(rows, parts), arguments=kept | {"x_ptr": logits}, num_warps=8),
-        Launch(function=_draw, grid=(rows,), arguments=drawn, num_warps=16),  # 8 weights of 64 bits a thread
+        Launch(function=_gather, grid=(rows, parts), arguments=candidate_arguments | {"x_ptr": logits}, num_warps=8),
+        Launch(function=_draw, grid=(rows,), arguments=draw_arguments, num_warps=16),  # 8 weights of 64 bits a thread
     )
     return LaunchPlan(launches=launches, outputs=(tokens,))
 
@@ -298,7 +298,7 @@ def reference_argmax(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def reference_sample(
     logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """By sorting."""
+    """The reference, by sorting the logits."""
     tokens = []
     for x, t, k, p, u in zip(
         logits.float(), temperature, top_k.tolist(), top_p.tolist(), uniform.tolist(), strict=True

@@ -21,10 +21,10 @@ from ..operators.masks import Bidirectional, Causal
 from ..workload import Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 
-_ELEMENTS = 4096  # of a program, where rows are shorter
-_LONGEST = 16384  # elements of a row that registers hold: 32 of each thread of 16 warps
+_ELEMENTS_PER_PROGRAM = 4096  # of a program, where rows are shorter
+_MAX_ROW_IN_REGISTERS = 16384  # elements of a row that registers hold: 32 of each thread of 16 warps
 _BLOCK = 8192  # elements of a longer row that are taken at a time
-_TOGETHER: tl.constexpr = tl.constexpr(8)  # neighbours that are read or not as one: 16 bytes of 16-bit numbers
+_VECTOR: tl.constexpr = tl.constexpr(8)  # neighbours that are read or not as one: 16 bytes of 16-bit numbers
 _LOG2_E: tl.constexpr = tl.constexpr(log2(e))
 
 
@@ -34,46 +34,50 @@ def _softmax(
 ):  # fmt: skip
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_N)
-    real = rows[:, None] < m
-    there = real & (columns[None, :] < keys)
-    at = rows.to(tl.int64)[:, None] * keys + columns[None, :]
+    valid = rows[:, None] < m
+    mask = valid & (columns[None, :] < keys)
+    offsets = rows.to(tl.int64)[:, None] * keys + columns[None, :]
     if CAUSAL:
         last = keys - queries + (rows % queries)[:, None]
-        s = tl.load(s_ptr + at, there & (columns[None, :] // _TOGETHER * _TOGETHER <= last), 0.0).to(tl.float32)
+        s = tl.load(s_ptr + offsets, mask & (columns[None, :] // _VECTOR * _VECTOR <= last), 0.0).to(tl.float32)
         s = tl.where(columns[None, :] <= last, s, float("-inf"))
     else:
-        s = tl.load(s_ptr + at, there, float("-inf")).to(tl.float32)
-    s = tl.where(real, s, 0.0)
+        s = tl.load(s_ptr + offsets, mask, float("-inf")).to(tl.float32)
+    s = tl.where(valid, s, 0.0)
     weights = tl.exp2((s - tl.max(s, 1)[:, None]) * _LOG2_E)
     p = weights * (1 / tl.sum(weights, 1))[:, None]
-    tl.store(p_ptr + at, p.to(p_ptr.dtype.element_ty), there)
+    tl.store(p_ptr + offsets, p.to(p_ptr.dtype.element_ty), mask)
 
 
 @triton.jit
 def _long_softmax(s_ptr, p_ptr, queries, keys, CAUSAL: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
-    seen = keys
+    visible_keys = keys
     if CAUSAL:
-        seen = keys - queries + row % queries + 1
+        visible_keys = keys - queries + row % queries + 1
     s_at, p_at = s_ptr + row.to(tl.int64) * keys, p_ptr + row.to(tl.int64) * keys
-    most = tl.full((BLOCK,), -1e30, dtype=tl.float32)  # a column each: put together at the end
+    column_max = tl.full((BLOCK,), -1e30, dtype=tl.float32)  # a column each: put together at the end
     total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for start in tl.range(0, seen, BLOCK):
-        at = start + columns
-        s = tl.load(s_at + at, (at // _TOGETHER * _TOGETHER < seen) & (at < keys), 0.0).to(tl.float32)
-        s = tl.where(at < seen, s, float("-inf"))
-        new = tl.maximum(most, s)
-        total = total * tl.exp2((most - new) * _LOG2_E) + tl.exp2((s - new) * _LOG2_E)
-        most = new
-    best = tl.max(most, 0)
-    scale = 1 / tl.sum(total * tl.exp2((most - best) * _LOG2_E), 0)
+    for start in tl.range(0, visible_keys, BLOCK):
+        offsets = start + columns
+        s = tl.load(s_at + offsets, (offsets // _VECTOR * _VECTOR < visible_keys) & (offsets < keys), 0.0).to(
+            tl.float32
+        )
+        s = tl.where(offsets < visible_keys, s, float("-inf"))
+        new = tl.maximum(column_max, s)
+        total = total * tl.exp2((column_max - new) * _LOG2_E) + tl.exp2((s - new) * _LOG2_E)
+        column_max = new
+    row_max = tl.max(column_max, 0)
+    scale = 1 / tl.sum(total * tl.exp2((column_max - row_max) * _LOG2_E), 0)
     for start in tl.range(0, keys, BLOCK):
-        at = start + columns
-        s = tl.load(s_at + at, (at // _TOGETHER * _TOGETHER < seen) & (at < keys), 0.0).to(tl.float32)
-        s = tl.where(at < seen, s, float("-inf"))
-        p = tl.exp2((s - best) * _LOG2_E) * scale
-        tl.store(p_at + at, p.to(p_ptr.dtype.element_ty), at < keys)
+        offsets = start + columns
+        s = tl.load(s_at + offsets, (offsets // _VECTOR * _VECTOR < visible_keys) & (offsets < keys), 0.0).to(
+            tl.float32
+        )
+        s = tl.where(offsets < visible_keys, s, float("-inf"))
+        p = tl.exp2((s - row_max) * _LOG2_E) * scale
+        tl.store(p_at + offsets, p.to(p_ptr.dtype.element_ty), offsets < keys)
 
 
 def plan(target: Target, scores: torch.Tensor, *, causal: bool = False) -> LaunchPlan:  # noqa: ARG001
@@ -82,10 +86,10 @@ def plan(target: Target, scores: torch.Tensor, *, causal: bool = False) -> Launc
     p = poisoned(heads, queries, keys, dtype=scores.dtype, device=scores.device)
     common = {"s_ptr": scores, "p_ptr": p, "queries": queries, "keys": keys, "CAUSAL": causal}
     m, block_n = heads * queries, pow2(keys)
-    if block_n > _LONGEST:
+    if block_n > _MAX_ROW_IN_REGISTERS:
         launch = Launch(function=_long_softmax, grid=(m,), arguments=common | {"BLOCK": _BLOCK}, num_warps=16)
         return LaunchPlan(launches=(launch,), outputs=(p,))
-    block_m = max(min(_ELEMENTS // block_n, pow2(m)), 1)
+    block_m = max(min(_ELEMENTS_PER_PROGRAM // block_n, pow2(m)), 1)
     launch = Launch(
         function=_softmax,
         grid=(cdiv(m, block_m),),
@@ -99,8 +103,8 @@ def reference(scores: torch.Tensor, *, causal: bool = False) -> tuple[torch.Tens
     s = scores.float()
     if causal:
         queries, keys = s.shape[1:]
-        unseen = torch.ones(queries, keys, dtype=torch.bool, device=s.device).triu(keys - queries + 1)
-        s = s.masked_fill(unseen, float("-inf"))
+        masked = torch.ones(queries, keys, dtype=torch.bool, device=s.device).triu(keys - queries + 1)
+        s = s.masked_fill(masked, float("-inf"))
     return (s.softmax(2),)
 
 

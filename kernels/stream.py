@@ -25,16 +25,16 @@ _SCALE = 3.0
 
 @triton.jit
 def _copy(x_ptr, y_ptr, numel, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y_ptr + at, tl.load(x_ptr + at, at < numel), at < numel)
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + offsets, tl.load(x_ptr + offsets, offsets < numel), offsets < numel)
 
 
 @triton.jit
 def _triad(a_ptr, b_ptr, y_ptr, scale, numel, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    a, b = tl.load(a_ptr + at, at < numel), tl.load(b_ptr + at, at < numel)
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    a, b = tl.load(a_ptr + offsets, offsets < numel), tl.load(b_ptr + offsets, offsets < numel)
     y = a.to(tl.float32) + scale * b.to(tl.float32)
-    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), at < numel)
+    tl.store(y_ptr + offsets, y.to(y_ptr.dtype.element_ty), offsets < numel)
 
 
 def plan_copy(target: Target, x: torch.Tensor) -> LaunchPlan:  # noqa: ARG001
@@ -58,8 +58,8 @@ def plan_triad(target: Target, a: torch.Tensor, b: torch.Tensor, scale: float) -
 def _make(names: str) -> Callable[[Case, str, int], Inputs]:
     def make(case: Case, device: str, seed: int) -> Inputs:
         random = Random(device, seed)
-        found: Inputs = {n: random.normal(case["rows"], case["width"], dtype=case.torch_dtype) for n in names}
-        return found | ({"scale": _SCALE} if len(names) > 1 else {})
+        inputs: Inputs = {n: random.normal(case["rows"], case["width"], dtype=case.torch_dtype) for n in names}
+        return inputs | ({"scale": _SCALE} if len(names) > 1 else {})
 
     return make
 

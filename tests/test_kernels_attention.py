@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 from llmviewer.errors import InputError  # noqa: E402
 from llmviewer.kernels import load_kernel  # noqa: E402
 from llmviewer.kernels.base import Target, case  # noqa: E402
-from llmviewer.kernels.decode_attention import DecodeTiling, splits_of  # noqa: E402
+from llmviewer.kernels.decode_attention import DecodeTiling, choose_splits  # noqa: E402
 
 from .cases import first_fast  # noqa: E402
 from .kernel_checks import NEW, cases, compiled, moved, named  # noqa: E402
@@ -118,7 +118,7 @@ def test_the_last_program_merges_splits_again_and_again(kv_bits):
 
 def test_splits_keep_multiprocessors_at_work_to_the_end():
     """Two programs each: 16 x 8 take two splits, 8 take 33, 200 five (1000 on 264 places), and 2048 none."""
-    two = partial(splits_of, Target(sm=90, multiprocessors=132), resident=2)
+    two = partial(choose_splits, Target(sm=90, multiprocessors=132), resident=2)
     assert [two(programs, 8192) for programs in (128, 8, 200, 2048)] == [2, 32, 5, 1]
     assert two(8, 32768) == 33
     assert two(1, 200) == 1  # too short
@@ -174,7 +174,7 @@ def test_heads_of_fp8_must_be_even():
 def test_warps_are_specialized_for_plain_causal_attention_only(dim, sizes):
     kernel = load_kernel("flash_attention")
     inputs = kernel.make(case("fp16", B=1, heads=1, kv_heads=1, dim=dim, q=9, kv=9, specialized=1, **sizes), "cpu", 0)
-    with pytest.raises(InputError, match=rf"heads of a power of two; got {dim} elements, window="):
+    with pytest.raises(InputError, match=rf"a head size that is a power of two; got head size {dim}, window="):
         kernel.run(**inputs)
 
 

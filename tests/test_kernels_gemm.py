@@ -174,11 +174,11 @@ def test_bits_of_codes_are_floats_near_zero(dtype):
     of = gemm_weight_only.FLOATS[dtype]
     codes, units = torch.arange(256, dtype=torch.int16), torch.arange(256, dtype=torch.float64) * of["UNIT"]
     for zero in (*range(16), 128):
-        found = codes.view(dtype) * (of["UNIT"] / of["LEAST"]) - torch.tensor(zero * of["UNIT"], dtype=dtype)
+        found = codes.view(dtype) * (of["UNIT"] / of["MIN_SUBNORMAL"]) - torch.tensor(zero * of["UNIT"], dtype=dtype)
         exact = units - zero * of["UNIT"]
         kept = slice(None) if zero == 128 else slice(16)
         assert torch.equal(found[kept].double(), exact[kept])
-    second = (codes[:16] * 16).view(dtype) * (of["UNIT"] / of["LEAST"] / 16)
+    second = (codes[:16] * 16).view(dtype) * (of["UNIT"] / of["MIN_SUBNORMAL"] / 16)
     assert torch.equal(second.double(), units[:16])
     top = 9 if dtype == torch.float16 else 6
     magnitudes = (codes[:8] << top).view(dtype)

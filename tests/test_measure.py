@@ -992,7 +992,7 @@ def test_sets_are_as_many_as_their_tensors_leave_room_for():
     for name, moved in (("rope_cache", "lengths"), ("embedding", "ids")):
         kernel = load_kernel(name)
         inputs = kernel.make(kernel.cases[0], "cpu", 0)
-        others = [inputs, *(kernel.again(inputs, number) for number in (1, 2))]
+        others = [inputs, *(kernel.next_inputs(inputs, number) for number in (1, 2))]
         assert all(kernel.run(**one)[0].isfinite().all() for one in others)
         assert len({tuple(one[moved].tolist()) for one in others}) == 3
         large = max(tensors(inputs), key=torch.Tensor.numel)

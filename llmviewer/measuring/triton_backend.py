@@ -140,7 +140,7 @@ class TritonBackend:
     def kernels(self, problem: Problem) -> Sequence[str]:
         kernel_parts = [load_kernel(part.kernel) for part in parts(problem) if part.kernel in kernel_names()]
         cases = [_case(part) for part in parts(problem)]
-        able = all(k.least_sm(case) <= self._target.sm for k, case in zip(kernel_parts, cases, strict=True))
+        able = all(k.min_sm(case) <= self._target.sm for k, case in zip(kernel_parts, cases, strict=True))
         return (" ".join(kernel.name for kernel in kernel_parts),) if kernel_parts and able else ()
 
     def check(self, problem: Problem, kernel: str) -> None:  # noqa: ARG002 - the problem tells
@@ -173,7 +173,7 @@ class TritonBackend:
             budget = {id(tensor): tensor for tensor in tensors(one)}
             first += sum(tensor.nbytes for tensor in budget.values())
             extra_bytes += sum(
-                tensor.nbytes for tensor in tensors(kernel_parts.again(one, 1)) if id(tensor) not in budget
+                tensor.nbytes for tensor in tensors(kernel_parts.next_inputs(one, 1)) if id(tensor) not in budget
             )
         return 1 + int((memory - first) / max(extra_bytes, 1)) if first <= memory else 0
 
@@ -195,7 +195,7 @@ class TritonBackend:
         chosen = {} if tiling is None else {"tile": tiling}
         inputs = kernel.make(_case(part), self._device, 0)
         for number in range(sets):
-            yield kernel.plan(self._target, **(kernel.again(inputs, number) if number else inputs) | chosen)
+            yield kernel.plan(self._target, **(kernel.next_inputs(inputs, number) if number else inputs) | chosen)
 
     def finite(self, outputs: Any) -> bool:
         self.clock.wait()

@@ -15,10 +15,10 @@ from .operators import Pointwise, Sized, TracedProduct
 
 def recognize_attention(operators: Sequence[Operator]) -> tuple[Operator, ...]:
     """Turns two products and a softmax between them into scores, softmax and weighted sum."""
-    done: list[Operator] = []
+    recognized: list[Operator] = []
     for op in operators:
-        done.append(op)
-        match done[-3:]:
+        recognized.append(op)
+        match recognized[-3:]:
             case [TracedProduct() as first, Pointwise() as middle, TracedProduct() as second]:
                 if "softmax" not in middle.name or len(first.inputs) != 2 or len(second.inputs) != 2:
                     continue
@@ -26,8 +26,8 @@ def recognize_attention(operators: Sequence[Operator]) -> tuple[Operator, ...]:
                     first, middle, second = _by_heads(first, middle, second)
                 heads = _heads(first, middle, second)
                 if heads:
-                    done[-3:] = _scored(heads, first, middle, second)
-    return tuple(done)
+                    recognized[-3:] = _attention_operators(heads, first, middle, second)
+    return tuple(recognized)
 
 
 def _by_heads(
@@ -40,24 +40,26 @@ def _by_heads(
     (query, key), (_, value) = first.inputs, second.inputs
     scores, out = first.result, second.result
     dim, keys = query.width, key.width
-    heads, rest = divmod(_each(key), max(dim * keys, 1))
-    queries, left = divmod(_each(scores), max(heads * keys, 1))
+    heads, rest = divmod(_sequence_elements(key), max(dim * keys, 1))
+    queries, left = divmod(_sequence_elements(scores), max(heads * keys, 1))
     mask = Sized(queries=queries, keys=keys)
     rows = {query.name: queries, key.name: keys, value.name: keys, out.name: queries}
 
     def aside(t: Tensor) -> Tensor:
         if t.name not in rows:
             return replace(t, width=heads, rows=mask.pairs)
-        return replace(t, width=_each(t) // rows[t.name], rows=rows[t.name] * SEQUENCES)
+        return replace(t, width=_sequence_elements(t) // rows[t.name], rows=rows[t.name] * SEQUENCES)
 
     fits = heads and queries and not rest and not left
-    if not fits or any(_each(t) % rows.get(t.name, 1) for op in (first, second) for t in (*op.inputs, *op.outputs)):
+    if not fits or any(
+        _sequence_elements(t) % rows.get(t.name, 1) for op in (first, second) for t in (*op.inputs, *op.outputs)
+    ):
         return first, middle, second
     first, second = (replace(op.with_tensors(aside), mask=mask) for op in (first, second))
     return first, middle.with_tensors(aside), second
 
 
-def _each(t: Tensor) -> int:
+def _sequence_elements(t: Tensor) -> int:
     """Elements of one sequence."""
     return round(sum(c for _, c in t.elements.terms))
 
@@ -78,26 +80,30 @@ def _heads(first: TracedProduct, middle: Pointwise, second: TracedProduct) -> He
     dim, out = query.width // count, second.result.width // count
     if not dim or key.width % dim or (key.width // dim) * out != value.width:
         return None
-    made = Heads(num_heads=count, num_kv_heads=key.width // dim, head_dim=dim, value_dim=out if out != dim else 0)
-    return made if first.mask.is_cached else replace(made, mask=first.mask)
+    heads = Heads(num_heads=count, num_kv_heads=key.width // dim, head_dim=dim, value_dim=out if out != dim else 0)
+    return heads if first.mask.is_cached else replace(heads, mask=first.mask)
 
 
-def _scored(heads: Heads, first: TracedProduct, middle: Pointwise, second: TracedProduct) -> list[Operator]:
+def _attention_operators(
+    heads: Heads, first: TracedProduct, middle: Pointwise, second: TracedProduct
+) -> list[Operator]:
     softmax = Softmax(
         name=middle.name, inputs=middle.inputs, outputs=middle.outputs, weights=middle.weights, heads=heads
     )
-    made: list[Operator] = [
+    attention: list[Operator] = [
         QK(name=first.name, inputs=first.inputs, outputs=first.outputs, heads=heads),
         replace(softmax, bias=len(middle.inputs) > 1),
         SV(name=second.name, inputs=second.inputs, outputs=second.outputs, heads=heads),
     ]
-    same = made[0].arithmetic() == first.arithmetic() and made[2].arithmetic() == second.arithmetic()
+    same = attention[0].arithmetic() == first.arithmetic() and attention[2].arithmetic() == second.arithmetic()
     if not same:
         return [first, middle, second]
-    return [_under(op, first.mask) for op in made] if first.mask.is_cached and first.mask != CAUSAL else made
+    return (
+        [_with_mask(op, first.mask) for op in attention] if first.mask.is_cached and first.mask != CAUSAL else attention
+    )
 
 
-def _under(op: Operator, mask: Mask) -> Operator:
+def _with_mask(op: Operator, mask: Mask) -> Operator:
     """A part of attention that saw all keys, under `mask`."""
     rows = {CAUSAL.keys_read: mask.keys_read, CAUSAL.cells: mask.cells}
     masked = op.with_tensors(lambda t: replace(t, rows=rows.get(t.rows, t.rows)))

@@ -16,7 +16,7 @@ from ..operators.linear import ExpertsLinear, Linear, LMHead, Router
 from ..operators.masks import CAUSAL, Bidirectional, Causal, Mask, UncachedCausal
 from ..precision import Format
 from .attention import recognize_attention
-from .fitting import CACHED, FIXED, STEPS, masked, rows_and_width, wanted
+from .fitting import CACHED, FIXED, STEPS, at_logits, masked_ops, rows_and_width
 from .naming import SHARED, SegmentNames
 from .operators import Pointwise, StateStep, TracedProduct, format_of
 from .program import Program, TracedLaunch
@@ -43,14 +43,14 @@ class Builder:
                 blocks[number] = block
                 continue
             key = (block.operators, block.input, block.output, block.side_inputs)
-            known = blocks.get(key, replace(block, name=block.name if not place else f"{block.name}_{place}"))
-            blocks[key] = replace(known, layers=(*known.layers, place))
+            same_block = blocks.get(key, replace(block, name=block.name if not place else f"{block.name}_{place}"))
+            blocks[key] = replace(same_block, layers=(*same_block.layers, place))
             place += 1
-        made = list(blocks.values())
+        block_list = list(blocks.values())
         if not place:
-            most = max(range(len(made)), key=lambda n: len(made[n].operators))
-            made[most] = replace(made[most], name="layer", layers=(0,))
-        return Graph(tuple(made))
+            largest = max(range(len(block_list)), key=lambda n: len(block_list[n].operators))
+            block_list[largest] = replace(block_list[largest], name="layer", layers=(0,))
+        return Graph(tuple(block_list))
 
     def _block(self, segment: Segment, number: int, count: int) -> Block:
         naming = SegmentNames.of(self.program, segment, self.shared)
@@ -64,8 +64,10 @@ class Builder:
             return Block(name=SHARED, operators=operators, input="", output=naming.output)
         first = number == int(self.shared >= 0)
         name = "layer" if segment.layer else "embedding" if first else "head" if head else f"between_{number}"
-        given = (SHARED,) if any(t.name == SHARED for op in operators for t in op.inputs) else ()
-        return Block(name=name, operators=operators, input=naming.input, output=naming.output, side_inputs=given)
+        shared_inputs = (SHARED,) if any(t.name == SHARED for op in operators for t in op.inputs) else ()
+        return Block(
+            name=name, operators=operators, input=naming.input, output=naming.output, side_inputs=shared_inputs
+        )
 
     def _refuse_windows(self, segment: Segment, operators: tuple[Operator, ...]) -> None:
         """Raises InputError where a product that is no part of attention sees only a window of the cache."""
@@ -87,8 +89,8 @@ class Builder:
         if last < 0 or operators[last].weights[0].shape[0] not in self.words:
             return operators
         head = operators[last]
-        made = LMHead(name=head.name, inputs=head.inputs, outputs=head.outputs, weights=head.weights)
-        return (*operators[:last], made, *operators[last + 1 :])
+        lm_head = LMHead(name=head.name, inputs=head.inputs, outputs=head.outputs, weights=head.weights)
+        return (*operators[:last], lm_head, *operators[last + 1 :])
 
     def _operator(self, launch: TracedLaunch, naming: SegmentNames) -> Operator:
         call = self.program.calls[launch.calls[-1]]
@@ -100,8 +102,8 @@ class Builder:
         if not self.program.is_product(launch.calls[-1]):
             ops = self.program.ops(launch)
             if any(t.role is Role.STATE for t in (*inputs, *outputs)):
-                made = StateStep(name=name, inputs=inputs, outputs=outputs, weights=weights, ops=ops)
-                return self._in_chunks(made, outside)
+                step = StateStep(name=name, inputs=inputs, outputs=outputs, weights=weights, ops=ops)
+                return self._in_chunks(step, outside)
             return Pointwise(name=name, inputs=inputs, outputs=outputs, weights=weights, ops=ops)
         return self._product(
             call,
@@ -115,15 +117,15 @@ class Builder:
             ),
         )
 
-    def _in_chunks(self, made: StateStep, read: list[int]) -> StateStep:
-        """With what prompts do in chunks: all tokens of a sequence but one, which counts as a step."""
+    def _in_chunks(self, step: StateStep, read: list[int]) -> StateStep:
+        """Adds the chunked work of prompts: all tokens of a sequence but one, which counts as a step."""
         others = TOKENS + (-1) * SEQUENCES
         for chunks in (self.program.chunks[value] for value in read if value in self.program.chunks):
-            made = replace(made, products=chunks.products * others, ops=made.ops + chunks.more * others)
-        return made
+            step = replace(step, products=chunks.products * others, ops=step.ops + chunks.more * others)
+        return step
 
     def _mask(self, call: Call, launch: TracedLaunch) -> Mask:
-        """What a product of attention sees: before it what is cached, else all, unless the module says otherwise."""
+        """The mask of an attention product: causal over a cache, else bidirectional unless the module is causal."""
         index = launch.calls[-1]
         before, after = self.program.bands.get(index, (-1, -1))
         window = before + 1 if before >= 0 else inf
@@ -135,55 +137,55 @@ class Builder:
             return Bidirectional(before)
         return UncachedCausal() if call.causal and not self._sized else Bidirectional()
 
-    def _product(self, call: Call, made: TracedProduct) -> Operator:
+    def _product(self, call: Call, traced: TracedProduct) -> Operator:
         """A matmul-like call as the operator that it is."""
-        name, inputs, outputs, weights = made.name, made.inputs, made.outputs, made.weights
+        name, inputs, outputs, weights = traced.name, traced.inputs, traced.outputs, traced.weights
         if call.name == "embedding" and not inputs:
             tables = tuple(replace(w, rows=table_rows(w.shape[0])) for w in weights)
-            found = Embedding(name=name, inputs=(), outputs=outputs, weights=tables)
+            embedding = Embedding(name=name, inputs=(), outputs=outputs, weights=tables)
             self.words |= {table.shape[0] for table in tables if call.fed}
-            return found
+            return embedding
         weights = tuple(sorted(weights, key=lambda w: -len(w.shape)))
-        plain = replace(made, ops=masked(made.ops, CAUSAL if made.mask.is_cached else made.mask))
+        plain = replace(traced, ops=masked_ops(traced.ops, CAUSAL if traced.mask.is_cached else traced.mask))
         if not inputs or not weights or len(weights[0].shape) < 2 or weights[0].rows is not None:
             return plain
         shape = _convolution if call.name == "convolution" else self._linear
         operator = shape(call, Linear(name=name, inputs=inputs[:1], outputs=outputs, weights=weights))
-        if sum(operator.arithmetic().values(), Form()) != made.ops or len(inputs) > 1:
+        if sum(operator.arithmetic().values(), Form()) != traced.ops or len(inputs) > 1:
             return plain
         return operator
 
-    def _linear(self, call: Call, made: Linear) -> Linear:
-        """With its weight as [n, k], as kernels of products and layouts read it, however the module keeps it."""
-        x, weight = made.inputs[0], made.weight
+    def _linear(self, call: Call, linear: Linear) -> Linear:
+        """A linear with its weight as [n, k], which layouts and kernels expect, however the module stores it."""
+        x, weight = linear.inputs[0], linear.weight
         inner = next(use.last for use in call.uses if not self._is_weight(use.value))
         rows = x.elements / inner
-        made = replace(made, inputs=(replace(x, width=inner, rows=rows),))
+        linear = replace(linear, inputs=(replace(x, width=inner, rows=rows),))
         if call.name == "_grouped_mm":
             chosen = int(dict(rows.terms).get(TOKENS.terms[0][0], 0))
             experts = weight.shape[0]
             reached = distinct_experts(experts, chosen)
-            held = tuple(replace(w, rows=reached, active=chosen / experts) for w in made.weights)
-            return ExpertsLinear(name=made.name, inputs=made.inputs, outputs=made.outputs, weights=held)
+            weights = tuple(replace(w, rows=reached, active=chosen / experts) for w in linear.weights)
+            return ExpertsLinear(name=linear.name, inputs=linear.inputs, outputs=linear.outputs, weights=weights)
         flat = replace(weight, shape=(weight.numel // inner, inner))
-        made = replace(made, weights=(flat, *made.weights[1:]))
+        linear = replace(linear, weights=(flat, *linear.weights[1:]))
         routes = {r for v in call.made for r in self.program.readers.get(v, ())}
         names = {self.program.calls[r].name for r in self._downstream(routes)}
         if "topk" in names:
-            return Router(name=made.name, inputs=made.inputs, outputs=made.outputs, weights=made.weights)
-        return made
+            return Router(name=linear.name, inputs=linear.inputs, outputs=linear.outputs, weights=linear.weights)
+        return linear
 
     def _downstream(self, calls: set[int]) -> set[int]:
         """Element-wise calls in the same module that depend on `calls`, with these."""
-        found, ahead = set(calls), list(calls)
-        while ahead:
-            index = ahead.pop()
+        reached, queue = set(calls), list(calls)
+        while queue:
+            index = queue.pop()
             call = self.program.calls[index]
-            new = {r for v in call.made for r in self.program.readers.get(v, ())} - found
+            new = {r for v in call.made for r in self.program.readers.get(v, ())} - reached
             new = {r for r in new if not self.program.calls[r].matmul and self.program.calls[r].path == call.path}
-            found |= new
-            ahead += new
-        return found
+            reached |= new
+            queue += new
+        return reached
 
     @property
     def _keeps(self) -> bool:
@@ -200,18 +202,18 @@ class Builder:
 
     def _format(self, value: int) -> Format:
         dtype = self.program.values[value].dtype
-        found = format_of(dtype)
-        if found is None:
+        fmt = format_of(dtype)
+        if fmt is None:
             raise self.program.error(self.program.calls[0], f"leads to tensors of {dtype}, which has no format here")
-        return found
+        return fmt
 
     def _read(self, launch: TracedLaunch, value: int, naming: SegmentNames) -> tuple[Tensor, ...]:
         call = self.program.calls[launch.calls[-1]]
         uses = [use for use in call.uses if use.value == value]
         parts = self._parts(value, naming)
         if parts:
-            shown = {(use.low, use.high) for use in uses}
-            return tuple(part for key, part in parts.items() if key in shown)
+            ranges = {(use.low, use.high) for use in uses}
+            return tuple(part for key, part in parts.items() if key in ranges)
         rows, width = rows_and_width(
             self.program.elements_read(launch, value), uses[0].last if self._sized and uses else 0
         )
@@ -236,14 +238,14 @@ class Builder:
         return Role.KV_CACHE if value in self.program.cached else Role.ACTIVATION
 
     def _parts(self, value: int, naming: SegmentNames) -> dict[tuple[int, int], Tensor]:
-        """What a value consists of that products of its block read apart, by its place in memory."""
-        made = {}
+        """Parts of a value that products of its block read separately, by their place in memory."""
+        parts = {}
         for n, (index, place) in enumerate(self.program.parts(value) if value in naming.internal else (), start=1):
             use = self.program.calls[index].uses[place]
             rows, width = rows_and_width(self.program.elements_of_operand(index, place), use.last if self._sized else 0)
             name = f"{naming.tensor(value)}.part{n}"
-            made[use.low, use.high] = Tensor(name=name, width=width, rows=rows, format=self._format(value))
-        return made
+            parts[use.low, use.high] = Tensor(name=name, width=width, rows=rows, format=self._format(value))
+        return parts
 
     def _weight(self, launch: TracedLaunch, value: int) -> Weight:
         parameter = self.program.values[value]
@@ -252,8 +254,8 @@ class Builder:
         rows = None
         if self.program.calls[launch.calls[-1]].name != "embedding":
             read = self.program.elements_read(launch, value)
-            whole = parameter.numel if read.terms else 0
-            if whole and read != Form.of({read.terms[0][0]: float(whole)}):
+            elements = parameter.numel if read.terms else 0
+            if elements and read != Form.of({read.terms[0][0]: float(elements)}):
                 rows = read / (parameter.numel / parameter.shape[0])
         name = _relative(parameter.source)
         return Weight(name=name, shape=parameter.shape, format=self._format(value), rows=rows, tied=tied)
@@ -266,13 +268,13 @@ def _head(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
         return operators
 
     def few(t: Tensor) -> Tensor:
-        return replace(t, rows=wanted(t.rows))
+        return replace(t, rows=at_logits(t.rows))
 
     head = operators[last].with_tensors(few)
     weights = tuple(replace(w, rows=w.shape[0] * WANTED_ROWS) if len(w.shape) > 1 else w for w in head.weights)
     made = LMHead(name=head.name, inputs=head.inputs, outputs=head.outputs, weights=weights)
     after = (op.with_tensors(few) for op in operators[last + 1 :])
-    rest = (replace(op, ops=wanted(op.ops)) if isinstance(op, Pointwise) else op for op in after)
+    rest = (replace(op, ops=at_logits(op.ops)) if isinstance(op, Pointwise) else op for op in after)
     return (*operators[:last], made, *rest)
 
 

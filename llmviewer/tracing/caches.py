@@ -46,20 +46,20 @@ class Cache:
         raise problem_at(name, call, f"{_PROBLEM}, or that tokens are written into")
 
 
-def _found(recording: Recording) -> list[int]:
+def _cache_values(recording: Recording) -> list[int]:
     """The values that a pass finds in the cache, in the order of its tensors."""
     return [v for v, value in enumerate(recording.values) if value.source == "cache"]
 
 
 def _states(name: str, basis: Basis, recordings: Sequence[Recording], preallocated: frozenset[int]) -> dict[int, int]:
     first, *_ = recordings
-    found = _found(first)
+    cache_values = _cache_values(first)
     for value, calls in first.written().items():
-        if found.index(value) not in preallocated:
+        if cache_values.index(value) not in preallocated:
             problem = "writes a part of what it keeps; a trace knows states that are written whole"
             raise problem_at(name, first.calls[calls[0]], f"{problem}, and caches that tokens are written into")
     states: dict[int, int] = {}
-    for values in (found, first.kept):
+    for values in (cache_values, first.kept):
         for place, value in enumerate(values):
             if value < 0 or place in preallocated:
                 continue
@@ -71,15 +71,15 @@ def _states(name: str, basis: Basis, recordings: Sequence[Recording], preallocat
 
 def _slots(name: str, basis: Basis, recordings: Sequence[Recording], preallocated: frozenset[int]) -> dict[int, int]:
     first, *_ = recordings
-    found = _found(first)
+    cache_values = _cache_values(first)
     slots: dict[int, int] = {}
     for value, calls in first.written().items():
-        if found.index(value) not in preallocated:
+        if cache_values.index(value) not in preallocated:
             continue
-        index, *more = calls
-        if more:
+        index, *other_calls = calls
+        if other_calls:
             problem = "writes again into a cache; keys and values must be two tensors"
-            raise problem_at(name, first.calls[more[0]], problem)
+            raise problem_at(name, first.calls[other_calls[0]], problem)
         counts = {
             r.values[value].numel * shape.q_len / r.placed(r.calls[index])
             for r, shape in zip(recordings, basis.shapes, strict=True)
@@ -93,7 +93,7 @@ def _slots(name: str, basis: Basis, recordings: Sequence[Recording], preallocate
 
 @frozen
 class SlotUse:
-    """What works on all slots of a preallocated cache, empty ones too, with the number of slots.
+    """Calls and values that span all slots of a preallocated cache, empty ones too, with the number of slots.
 
     calls   by index
     values  made by such calls, with an element per slot
@@ -140,14 +140,14 @@ def state_calls(recording: Recording, states: Mapping[int, int], cached: set[int
         """Whether it has neither a product with parameters nor cached keys and values."""
         return not recording.projects(call) and not {use.value for use in call.uses} & cached
 
-    near, found = set(states), set()
+    state_values, indices = set(states), set()
     possible = [recurrent(call) for call in recording.calls]
     for index, call in enumerate(recording.calls):
-        if possible[index] and near & {use.value for use in call.uses}:
-            near |= set(call.made)
-            found.add(index)
+        if possible[index] and state_values & {use.value for use in call.uses}:
+            state_values |= set(call.made)
+            indices.add(index)
     for index in reversed(range(len(recording.calls))):
         readers = {r for v in recording.calls[index].made for r in recording.readers.get(v, ())}
-        if possible[index] and readers and readers <= found:
-            found.add(index)
-    return found
+        if possible[index] and readers and readers <= indices:
+            indices.add(index)
+    return indices

@@ -5,22 +5,25 @@ from __future__ import annotations
 from typing import Final
 
 from ..errors import InputError
-from .fitting import CACHED, FIXED, ONCE, STEPS, PassShape
+from .fitting import CACHED, FIXED, STEPS, UNCACHED, PassShape
 from .passes import TracedPasses
 from .program import Program
 from .recording import Recording
 from .scans import compare_prompts
 
-_STEPPED: Final = (64, 1024)  # tokens of context that are tried where scans of prompts go by token, and by chunk
-_MASK: Final = 600  # tokens of the pass whose masks are evaluated
-_LONG: Final = 1 << 15  # tokens of the longest pass, where the module does not say how many it is made for
+_MAX_STEP_CONTEXTS: Final = (
+    64,
+    1024,
+)  # tokens, if scans of prompts go by token, and by chunk
+_MASK_TOKENS: Final = 600  # tokens of the pass whose masks are evaluated
+_DEFAULT_CONTEXT: Final = 1 << 15  # tokens of the longest pass, where the module does not say how many it is made for
 
 
-def longest_context(program: Program, said: int) -> int:
+def longest_context(program: Program, stated_context: int) -> int:
     """Tokens of the longest context: what the module says, and no more than the slots of its cache. 0 is unknown."""
     if program.basis is FIXED:
         return 0
-    return min(said or _LONG, *program.slots.values()) if program.slots else said
+    return min(stated_context or _DEFAULT_CONTEXT, *program.slots.values()) if program.slots else stated_context
 
 
 def check(program: Program, passes: TracedPasses, context: int) -> tuple[str, ...]:
@@ -39,7 +42,7 @@ def check(program: Program, passes: TracedPasses, context: int) -> tuple[str, ..
         prompt = PassShape(2, min(6, context or 6))
         _compare(program, passes.record(prompt), prompt)
         return _find_windows(program, passes, context)
-    shape = PassShape(2, min(context or _MASK, _MASK))
+    shape = PassShape(2, min(context or _MASK_TOKENS, _MASK_TOKENS))
     try:
         recording = passes.record(shape)
     except InputError:  # the longest pass says so, too
@@ -55,27 +58,27 @@ def _find_windows(program: Program, passes: TracedPasses, context: int) -> tuple
     A pass between the longest window and there, of several sequences, has to confirm them. What reads all at once is
     known to have none.
     """
-    longest = context or _LONG
-    tried = min(longest, _STEPPED[bool(program.chunks)]) if passes.basis is STEPS else longest
-    shape = PassShape(2, tried) if passes.basis is ONCE else PassShape(1, 1, tried - 1)
+    longest = context or _DEFAULT_CONTEXT
+    tested_tokens = min(longest, _MAX_STEP_CONTEXTS[bool(program.chunks)]) if passes.basis is STEPS else longest
+    shape = PassShape(2, tested_tokens) if passes.basis is UNCACHED else PassShape(1, 1, tested_tokens - 1)
     try:
         recording = passes.record(shape)
     except InputError as error:
         if context:
             raise
         return (f"not checked for {shape}: {error}",)
-    _compare(program, recording, shape, windows=passes.basis is not ONCE)
+    _compare(program, recording, shape, windows=passes.basis is not UNCACHED)
     if program.windows:
         between = PassShape(2, 1, (shape.past + max(program.windows.values())) // 2)
         _compare(program, passes.record(between), between)
-    few = (f"windows of more than {tried} keys were not looked for",) if tried < longest else ()
-    return (*(() if passes.basis is ONCE else _add_bands(program, recording)), *few)
+    notes = (f"windows of more than {tested_tokens} keys were not looked for",) if tested_tokens < longest else ()
+    return (*(() if passes.basis is UNCACHED else _add_bands(program, recording)), *notes)
 
 
 def _add_bands(program: Program, recording: Recording) -> tuple[str, ...]:
     """Adds what masks leave in a long pass; a note of those that are no such band."""
-    odd = program.add_bands(recording)
-    return (f"masks that are other bands for other lengths hide nothing of {', '.join(odd)}",) if odd else ()
+    paths = program.add_bands(recording)
+    return (f"masks that are other bands for other lengths hide nothing of {', '.join(paths)}",) if paths else ()
 
 
 def _compare(program: Program, recording: Recording, shape: PassShape, *, windows: bool = False) -> None:

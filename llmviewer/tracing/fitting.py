@@ -28,7 +28,7 @@ class PassShape:
         return (1, b, q, b * q, k, b * k, q * k, b * q * k)
 
     def clipped(self, band: tuple[int, int] | None) -> tuple[int, int] | None:
-        """What a band of keys before and after a query's own is here, -1 being all; None where it hides nothing."""
+        """A band of keys before and after a query's own, clipped to this shape; -1 is all, None hides nothing."""
         if band is None:
             return None
         keys = self.past + self.q_len
@@ -58,23 +58,23 @@ class Basis:
     told: str  # what the monomials are, in words
 
     def solve(self, counts: Sequence[int]) -> tuple[int, ...] | None:
-        """How much of each monomial gives `counts` for the shapes; None where that is nothing whole."""
+        """Whole coefficients of the monomials that give `counts` for the shapes; None if there are none."""
         rows = np.array([[shape.monomials[m] for m in self.monomials] for shape in self.shapes], dtype=np.float64)
         regular = len(self.monomials)
-        found = tuple(
+        coefficients = tuple(
             round(c) for c in np.linalg.solve(rows[:regular], np.array(counts[:regular], np.float64)).tolist()
         )
-        said = (self.amount(found, shape) for shape in self.shapes)
-        return found if all(one == count for one, count in zip(said, counts, strict=True)) else None
+        fitted_counts = (self.amount(coefficients, shape) for shape in self.shapes)
+        return coefficients if all(one == count for one, count in zip(fitted_counts, counts, strict=True)) else None
 
     def amount(self, coefficients: Sequence[int], shape: PassShape) -> int:
-        """What so much of each monomial is for `shape`."""
+        """The sum of the monomials of `shape`, times the coefficients."""
         return sum(c * shape.monomials[m] for c, m in zip(coefficients, self.monomials, strict=True))
 
     def is_constant(self, counts: Sequence[int]) -> bool:
         """Whether `counts` fit, and do not grow with the cached tokens."""
-        found = self.solve(counts)
-        return found is not None and not any(found[self.monomials.index(_CACHED_TOKENS) :])
+        coefficients = self.solve(counts)
+        return coefficients is not None and not any(coefficients[self.monomials.index(_CACHED_TOKENS) :])
 
     def per_token(self, coefficients: Sequence[int]) -> int:
         return coefficients[self.monomials.index(_NEW_TOKENS)]
@@ -104,7 +104,7 @@ STEPS: Final = Basis(
     "tokens, cached tokens and cells",
 )
 # Without a past, keys are queries. Lengths without a common factor tell apart what goes by steps.
-ONCE: Final = Basis(
+UNCACHED: Final = Basis(
     (0, 1, 2, 3, 6, 7),
     (*(PassShape(b, q) for b, q in product((2, 3), (3, 5, 8))), PassShape(4, 7), PassShape(5, 11)),
     "tokens, sequences and cells",
@@ -112,31 +112,31 @@ ONCE: Final = Basis(
 FIXED: Final = Basis((0, 1), tuple(PassShape(b, 1) for b in (2, 3, 4, 7)), "sequences")
 
 
-def renamed(form: Form, old: Form, new: Form) -> Form:
+def replace_feature(form: Form, old: Form, new: Form) -> Form:
     """`form` with one feature in the place of another."""
     return total(c * (new if feature == old.terms[0][0] else Form(((feature, 1.0),))) for feature, c in form.terms)
 
 
-def at_rest(form: Form) -> Form:
-    """What is there for each sequence once, however many tokens a pass has; of keys, each once."""
-    return renamed(renamed(form, TOKENS, SEQUENCES), cells(), kv_tokens())
+def per_sequence(form: Form) -> Form:
+    """Amounts that each sequence has once, however many tokens a pass has; keys count once each."""
+    return replace_feature(replace_feature(form, TOKENS, SEQUENCES), cells(), kv_tokens())
 
 
-def spread(form: Form, length: int) -> Form:
+def per_cached_token(form: Form, length: int) -> Form:
     """Amounts of a buffer of `length` places for each sequence, all of which a pass takes, as those of the tokens that
     are in it.
     """
-    return renamed(renamed(form, TOKENS, cells()), SEQUENCES, kv_tokens()) / length
+    return replace_feature(replace_feature(form, TOKENS, cells()), SEQUENCES, kv_tokens()) / length
 
 
-def masked(form: Form, mask: Mask) -> Form:
+def masked_ops(form: Form, mask: Mask) -> Form:
     """OPs of whole score matrices as those that a mask leaves."""
-    return renamed(form, cells(), mask.pairs)
+    return replace_feature(form, cells(), mask.pairs)
 
 
-def wanted(form: Form) -> Form:
+def at_logits(form: Form) -> Form:
     """Rows of the prediction head, which is run where logits are wanted."""
-    return renamed(renamed(form, TOKENS, LOGITS), SEQUENCES, LOGITS)
+    return replace_feature(replace_feature(form, TOKENS, LOGITS), SEQUENCES, LOGITS)
 
 
 def rows_and_width(form: Form, last: int = 0) -> tuple[Form, int]:

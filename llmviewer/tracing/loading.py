@@ -13,7 +13,7 @@ from typing import Any
 from .._layout import ROOT
 from ..errors import InputError
 from ..model import Model
-from .numbers import Numbers
+from .numbers import ShapeValues
 from .tracer import import_torch, trace_module
 
 
@@ -28,47 +28,47 @@ def load_traced(name: str) -> Model:
     torch = import_torch(name)
     try:
         with _working_folder():
-            found: Any = import_module(path)
+            module_result: Any = import_module(path)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # it is the user's code
-        raise InputError(f"{name}: module {path} cannot be imported ({_told(error)})") from None
+        raise InputError(f"{name}: module {path} cannot be imported ({_error_text(error)})") from None
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(module_result, part):
             raise InputError(f"{name}: module {path} has no {attribute!r}; give package.module:callable")
-        found = getattr(found, part)
-    numbers = Numbers()
+        module_result = getattr(module_result, part)
+    numbers = ShapeValues()
     try:
         with torch.device("meta"):
-            made = numbers.run(found)
-            module, *given = made if isinstance(made, tuple) and 1 < len(made) < 4 else (made,)
+            made = numbers.run(module_result)
+            module, *inputs = made if isinstance(made, tuple) and 1 < len(made) < 4 else (made,)
             module = module.to("meta") if isinstance(module, torch.nn.Module) else module  # numbers drawn by hand
     except (Exception, SystemExit) as error:  # noqa: BLE001  # it is the user's code
-        raise InputError(f"{name}: calling {attribute}() without arguments raised {_told(error)}") from None
+        raise InputError(f"{name}: calling {attribute}() without arguments raised {_error_text(error)}") from None
     if not isinstance(module, torch.nn.Module):
-        what = type(made).__name__ if made is module else f"a tuple that begins with {type(module).__name__}"
-        raise InputError(f"{attribute}: must return a torch.nn.Module, or (module, inputs); got {what}")
-    return trace_module(module, attribute, numbers=numbers, **dict(zip(("inputs", "dims"), given, strict=False)))
+        result_type = type(made).__name__ if made is module else f"a tuple that begins with {type(module).__name__}"
+        raise InputError(f"{attribute}: must return a torch.nn.Module, or (module, inputs); got {result_type}")
+    return trace_module(module, attribute, numbers=numbers, **dict(zip(("inputs", "dims"), inputs, strict=False)))
 
 
 @contextmanager
 def _working_folder() -> Iterator[None]:
     """Lets modules of the working folder be imported."""
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
+    previous_folder = str(Path.cwd())
+    sys.path.insert(0, previous_folder)
     _hide_our_kernels()
     try:
         yield
     finally:
-        sys.path.remove(here)
+        sys.path.remove(previous_folder)
 
 
 def _hide_our_kernels() -> None:
     """Keeps transformers, where the working folder is a checkout of this program, from taking its kernels/ for a
     package of that name which it knows.
     """
-    found = find_spec("kernels") if "kernels" not in sys.modules else None
-    if found and found.origin and Path(found.origin).parent == ROOT / "kernels":
+    hidden = find_spec("kernels") if "kernels" not in sys.modules else None
+    if hidden and hidden.origin and Path(hidden.origin).parent == ROOT / "kernels":
         sys.modules["kernels"] = None  # type: ignore[assignment]  # documented: it is then not found
 
 
-def _told(error: Exception | SystemExit) -> str:
+def _error_text(error: Exception | SystemExit) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}".rstrip(": ")

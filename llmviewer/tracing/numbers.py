@@ -7,31 +7,42 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
-_MASKS: Final = frozenset({"masked_fill", "masked_fill_", "where", "add", "add_"})  # calls that may mask scores
-_HIDDEN: Final = -1e4  # a smaller number, added to a score, masks it
-_KNOWN: Final = ("arange", "ones", "zeros", "full", "new_ones", "new_zeros", "new_full", "scalar_tensor", "eye", "lift")
-_KEPT: Final = 1 << 20  # most elements of a computed tensor
+_MASKING_CALLS: Final = frozenset({"masked_fill", "masked_fill_", "where", "add", "add_"})  # calls that may mask scores
+_MASKED_BELOW: Final = -1e4  # a smaller number, added to a score, masks it
+_CONSTANT_CALLS: Final = (
+    "arange",
+    "ones",
+    "zeros",
+    "full",
+    "new_ones",
+    "new_zeros",
+    "new_full",
+    "scalar_tensor",
+    "eye",
+    "lift",
+)
+_MAX_ELEMENTS: Final = 1 << 20  # most elements of a computed tensor
 
 
-class Later:
+class LazyValue:
     """A lazily computed value.
 
     make  function of the values of `needs`
     """
 
-    def __init__(self, make: Callable[..., Any], needs: Sequence[Later] = ()) -> None:
+    def __init__(self, make: Callable[..., Any], needs: Sequence[LazyValue] = ()) -> None:
         self._make: Callable[..., Any] | None = make
         self._needs = needs
         self._made: Any = None
 
     def __call__(self) -> Any:
-        ahead = [self]
-        while ahead:  # dependencies first, without recursion
-            one = ahead[-1]
-            waits = [need for need in one._needs if need._make]  # noqa: SLF001  # of its own
-            ahead += waits
-            if not waits:
-                ahead.pop()._work()  # noqa: SLF001  # of its own
+        stack = [self]
+        while stack:  # dependencies first, without recursion
+            value = stack[-1]
+            pending = [need for need in value._needs if need._make]  # noqa: SLF001  # of its own
+            stack += pending
+            if not pending:
+                stack.pop()._work()  # noqa: SLF001  # of its own
         return self._made
 
     def _work(self) -> None:
@@ -40,16 +51,16 @@ class Later:
             self._make, self._needs = None, ()
 
 
-class Numbers:
+class ShapeValues:
     """Values of tensors that depend only on shapes, such as masks, computed on demand alongside the trace.
 
     before  values known at the start
     """
 
-    def __init__(self, before: Numbers | None = None) -> None:
+    def __init__(self, before: ShapeValues | None = None) -> None:
         # By id(): the tensor, kept alive, and its values.
-        self._known: dict[int, tuple[Any, Later]] = {**before._known} if before else {}  # noqa: SLF001  # of its own
-        self._waiting: list[Later] = [*before._waiting] if before else []  # noqa: SLF001  # of its own
+        self._known: dict[int, tuple[Any, LazyValue]] = {**before._known} if before else {}  # noqa: SLF001  # of its own
+        self._waiting: list[LazyValue] = [*before._waiting] if before else []  # noqa: SLF001  # of its own
         self._tree: Any = import_module("torch.utils._pytree")
         self._tensor = import_module("torch").Tensor
 
@@ -73,21 +84,21 @@ class Numbers:
 
     def of(self, tensor: Any) -> Any:
         """The tensor with values; None if unknown."""
-        known = self._known.get(id(tensor))
-        return known[1]() if known else None
+        entry = self._known.get(id(tensor))
+        return entry[1]() if entry else None
 
     def keep(self, tensor: Any, numbers: Any) -> None:
-        self._known[id(tensor)] = (tensor, Later(lambda: numbers))
+        self._known[id(tensor)] = (tensor, LazyValue(lambda: numbers))
 
     def follow(self, func: Any, args: Any, kwargs: Any, outs: Sequence[Any], ins: Sequence[Any]) -> None:
         """Repeats a call with values if those of all its tensors are known."""
         schema = func._schema  # noqa: SLF001  # public in all but name
         name, changes = schema.name.partition("::")[2], schema.is_mutable
-        known = all(id(x) in self._known for x in ins) if ins else name.startswith(_KNOWN)
-        if not outs or not known or any(x.numel() > _KEPT for x in outs):
+        is_computable = all(id(x) in self._known for x in ins) if ins else name.startswith(_CONSTANT_CALLS)
+        if not outs or not is_computable or any(x.numel() > _MAX_ELEMENTS for x in outs):
             if changes:
-                gone = set(map(memory_of, outs))
-                self._known = {key: pair for key, pair in self._known.items() if memory_of(pair[0]) not in gone}
+                overwritten = set(map(memory_of, outs))
+                self._known = {key: pair for key, pair in self._known.items() if memory_of(pair[0]) not in overwritten}
             return
         if "device" in kwargs:
             kwargs = {**kwargs, "device": import_module("torch").device("cpu")}
@@ -102,22 +113,22 @@ class Numbers:
             for later in self._waiting:
                 later()
             self._waiting.clear()
-        made = self._later(make, args, kwargs)
+        results = self._later(make, args, kwargs)
         for place, x in enumerate(outs):
-            self._known[id(x)] = (x, Later(partial(_nth, place), (made,)))
+            self._known[id(x)] = (x, LazyValue(partial(_nth, place), (results,)))
         if changes:
-            made()
+            results()
 
-    def shown(self, name: str, args: Any, kwargs: Any, scores: Any) -> Later | None:
+    def shown(self, name: str, args: Any, kwargs: Any, scores: Any) -> LazyValue | None:
         """The band of scores that a masking call leaves, as in left()."""
-        if name not in _MASKS or scores.dim() < 2:
+        if name not in _MASKING_CALLS or scores.dim() < 2:
             return None
         if not any(id(x) in self._known for x in self.tensors((args, kwargs))):
             return None
         rows, keys = scores.shape[-2:]
 
         def make(args: Any, kwargs: Any) -> tuple[int, int] | None:
-            first, *rest = (_once(x) if isinstance(x, self._tensor) else x for x in (*args, *kwargs.values()))
+            first, *rest = (_without_batch(x) if isinstance(x, self._tensor) else x for x in (*args, *kwargs.values()))
             mask = None
             if name.startswith("masked_fill"):
                 mask = rest[0] if rest[0] is None else rest[0].logical_not()
@@ -129,26 +140,26 @@ class Numbers:
 
         return self._later(make, args, kwargs)
 
-    def seen(self, mask: Any, scores: Any) -> Later | None:
+    def seen(self, mask: Any, scores: Any) -> LazyValue | None:
         """The band of scores that a mask leaves, as in left()."""
         if id(mask) not in self._known:
             return None
         rows, keys = scores.shape[-2:]
         return self._later(lambda args, _: self.left(args[0], rows, keys), (mask,), {})
 
-    def _later(self, make: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Later:
+    def _later(self, make: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> LazyValue:
         """`make` of the arguments with values, None for unknown tensors; gives None if values cannot be computed."""
         flat, spec = self._tree.tree_flatten((args, kwargs))
         needs = {place: self._known[id(x)][1] for place, x in enumerate(flat) if id(x) in self._known}
-        still = [None if isinstance(x, self._tensor) else x for x in flat]
+        constants = [None if isinstance(x, self._tensor) else x for x in flat]
 
-        def made(*numbers: Any) -> Any:
+        def compute(*numbers: Any) -> Any:
             if any(one is None for one in numbers):
                 return None
             filled = dict(zip(needs, numbers, strict=True))
-            return make(*self._tree.tree_unflatten([filled.get(n, x) for n, x in enumerate(still)], spec))
+            return make(*self._tree.tree_unflatten([filled.get(n, x) for n, x in enumerate(constants)], spec))
 
-        later = Later(made, [*needs.values()])
+        later = LazyValue(compute, [*needs.values()])
         self._waiting.append(later)
         return later
 
@@ -160,23 +171,23 @@ class Numbers:
         torch = import_module("torch")
         if mask.shape[-1:] != (keys,) or (mask.dim() > 1 and mask.shape[-2] not in (1, rows)):
             return None
-        kept = mask if mask.dtype == torch.bool else mask > _HIDDEN
-        kept = kept.expand(*kept.shape[:-2], rows, keys).reshape(-1, rows, keys)
-        off = torch.arange(keys)[None] - torch.arange(keys - rows, keys)[:, None]
-        seen = off[kept[0]]
-        if not seen.numel() or bool(kept.all()):
+        visible = mask if mask.dtype == torch.bool else mask > _MASKED_BELOW
+        visible = visible.expand(*visible.shape[:-2], rows, keys).reshape(-1, rows, keys)
+        distance = torch.arange(keys)[None] - torch.arange(keys - rows, keys)[:, None]
+        visible_distances = distance[visible[0]]
+        if not visible_distances.numel() or bool(visible.all()):
             return None
-        before, after = max(-int(seen.min()), 0), max(int(seen.max()), 0)
-        if not bool((kept == (off >= -before) & (off <= after)).all()):
+        before, after = max(-int(visible_distances.min()), 0), max(int(visible_distances.max()), 0)
+        if not bool((visible == (distance >= -before) & (distance <= after)).all()):
             return None
         return (-1 if before >= keys - 1 else before, -1 if after >= keys - 1 else after)
 
 
-def _nth(place: int, found: Sequence[Any] | None) -> Any:
-    return None if found is None else found[place]
+def _nth(place: int, results: Sequence[Any] | None) -> Any:
+    return None if results is None else results[place]
 
 
-def _once(mask: Any) -> Any:
+def _without_batch(mask: Any) -> Any:
     """A mask without its dimensions of sequences and heads, if it is the same for all."""
     for place in range(mask.dim() - 2):
         mask = mask.narrow(place, 0, 1) if mask.stride(place) == 0 else mask

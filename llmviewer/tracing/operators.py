@@ -43,7 +43,7 @@ class Pointwise(Operator):
 
 @frozen(kw_only=True)
 class StateStep(Operator):
-    """What a step does with a state, in one launch: element-wise, and products that have one token each.
+    """The work of a step on a state, in one launch: element-wise, and products that have one token each.
 
     ops       of a step, token by token
     products  OPs of matrix units, where a prompt is taken in chunks
@@ -55,8 +55,8 @@ class StateStep(Operator):
     kind: str = LinearScan.kind
 
     def arithmetic(self) -> dict[Resource, Form]:
-        made = {matrix(self.outputs[0].format.compute): self.products} if self.products else {}
-        return {**made, vector("fp32"): self.ops}
+        matrix_ops = {matrix(self.outputs[0].format.compute): self.products} if self.products else {}
+        return {**matrix_ops, vector("fp32"): self.ops}
 
 
 @frozen(kw_only=True)

@@ -11,17 +11,17 @@ from typing import Any, Final
 
 from ..errors import InputError
 from ..records import frozen
-from .fitting import CACHED, FIXED, ONCE, STEPS, Basis, PassShape
-from .numbers import Numbers
+from .fitting import CACHED, FIXED, STEPS, UNCACHED, Basis, PassShape
+from .numbers import ShapeValues
 from .recorder import record, tensors_of
 from .recording import Recording
 
 SEQUENCES: Final = "sequences"
 TOKENS: Final = "tokens"
 _CACHES: Final = ("past_key_values", "cache", "cache_params", "state")  # names of caches and states in transformers
-_PAST: Final = 11  # tokens; an unlikely size of a module
-_GIVE: Final = "let the callable return (module, inputs)"
-_BOTH: Final = ((0, SEQUENCES), (1, TOKENS))
+_PAST_TOKENS: Final = 11  # tokens; an unlikely size of a module
+_INPUTS_HINT: Final = "let the callable return (module, inputs)"
+_TOKEN_DIMS: Final = ((0, SEQUENCES), (1, TOKENS))
 
 
 @frozen(kw_only=True)
@@ -36,7 +36,7 @@ class TracedPasses(ABC):
 
     basis: Basis = CACHED
     why: str = ""
-    numbers: Numbers | None = None  # known values of buffers
+    numbers: ShapeValues | None = None  # known values of buffers
     places: frozenset[int] = frozenset()  # tensors of the cache that passes write tokens into
 
     @abstractmethod
@@ -82,39 +82,40 @@ class DecoderPasses(TracedPasses):
 
     def recurs(self) -> bool:
         """Whether a tensor that passes leave has no dimension of tokens: a state."""
-        left = tensors_of(self._prompt(PassShape(2, 1, _PAST))[0])
-        return any(_PAST not in t.shape for t in left if t.is_floating_point())
+        cache_tensors = tensors_of(self._prompt(PassShape(2, 1, _PAST_TOKENS))[0])
+        return any(_PAST_TOKENS not in t.shape for t in cache_tensors if t.is_floating_point())
 
     def in_place(self) -> DecoderPasses:
         """The passes, with the tensors of a static cache that passes write tokens into.
 
         If other tensors do not grow either, they are a state.
         """
-        parts = []
-        for shape in (PassShape(2, 3, _PAST), PassShape(2, 5, _PAST)):
+        write_counts = []
+        for shape in (PassShape(2, 3, _PAST_TOKENS), PassShape(2, 5, _PAST_TOKENS)):
             try:
                 recording = self.record(shape)
             except InputError:  # a state that only takes single tokens
                 return replace(self, basis=STEPS)
-            found = [v for v, value in enumerate(recording.values) if value.source == "cache"]
+            cache_values = [v for v, value in enumerate(recording.values) if value.source == "cache"]
             written = {
-                found.index(value): sum(recording.placed(recording.calls[index]) for index in calls) / shape.q_len
+                cache_values.index(value): sum(recording.placed(recording.calls[index]) for index in calls)
+                / shape.q_len
                 for value, calls in recording.written().items()
             }
-            parts.append(written.items())
-        places = frozenset(place for place, _ in parts[0] & parts[1])
-        floating = (place for place, v in enumerate(found) if recording.values[v].floats)
-        still = (p for p in floating if _PAST not in recording.values[found[p]].shape)
-        return replace(self, basis=CACHED if places >= set(still) else STEPS, places=places)
+            write_counts.append(written.items())
+        places = frozenset(place for place, _ in write_counts[0] & write_counts[1])
+        floating = (place for place, v in enumerate(cache_values) if recording.values[v].floats)
+        ungrown = (p for p in floating if _PAST_TOKENS not in recording.values[cache_values[p]].shape)
+        return replace(self, basis=CACHED if places >= set(ungrown) else STEPS, places=places)
 
-    def _prompt(self, shape: PassShape) -> tuple[Any, Numbers]:
+    def _prompt(self, shape: PassShape) -> tuple[Any, ShapeValues]:
         """The cache before a pass of `shape`, and its known values."""
         _, out, numbers = self._run(shape.past, shape.batch, None)
         return self._left(out), numbers
 
     def _run(
-        self, length: int, batch: int, past: Any, numbers: Numbers | None = None
-    ) -> tuple[Recording, Any, Numbers]:
+        self, length: int, batch: int, past: Any, numbers: ShapeValues | None = None
+    ) -> tuple[Recording, Any, ShapeValues]:
         torch = import_module("torch")
         ids = torch.zeros(batch, length, dtype=torch.long, device="meta")
         kwargs = {"input_ids": ids, "use_cache": True}
@@ -150,39 +151,41 @@ class SinglePass(TracedPasses):
     guessed: bool = False
 
     def record(self, shape: PassShape) -> Recording:
-        given = {key: self._of(shape, key, value) for key, value in self.inputs.items()}
-        args = [value for key, value in given.items() if isinstance(key, int)]
-        kwargs = {key: value for key, value in given.items() if isinstance(key, str)}
+        arguments = {key: self._of(shape, key, value) for key, value in self.inputs.items()}
+        args = [value for key, value in arguments.items() if isinstance(key, int)]
+        kwargs = {key: value for key, value in arguments.items() if isinstance(key, str)}
         recorder, out = record(
             self.module,
             lambda: self.module(*args, **kwargs),
             name=self.name,
-            called=f"forward({', '.join(map(_told, self.inputs))})",
-            hint=f"; for another input {_GIVE}" if self.guessed else "",
-            given=[value for value in given.values() if _is_tensor(value)],
+            called=f"forward({', '.join(map(_input_text, self.inputs))})",
+            hint=f"; for another input {_INPUTS_HINT}" if self.guessed else "",
+            given=[value for value in arguments.values() if _is_tensor(value)],
             numbers=self.numbers,
         )
         return recorder.with_results(out)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        once = "runs once over its input, without a cache"
+        summary = "runs once over its input, without a cache"
         pairs = "; attention counts all pairs but where it says is_causal, or a mask that depends on lengths alone"
-        if self.basis is ONCE:
-            return (once + pairs,)
+        if self.basis is UNCACHED:
+            return (summary + pairs,)
         tensors = ((key, v.shape[1:]) for key, v in self.inputs.items() if _is_tensor(v))
-        shapes = (f"{_told(key)} of {' x '.join(map(str, shape)) or 1}" for key, shape in tensors)
+        shapes = (f"{_input_text(key)} of {' x '.join(map(str, shape)) or 1}" for key, shape in tensors)
         tried = f" (lengths cannot vary: {self.why})" if self.why else ""
         sized = f"of one size for each sequence: {', '.join(shapes)}{tried}"
-        return (f"{once}, {sized}; --prompt changes no count, and with --prompt 1 its tokens/s are inputs per second",)
+        return (
+            f"{summary}, {sized}; --prompt changes no count, and with --prompt 1 its tokens/s are inputs per second",
+        )
 
     def _of(self, shape: PassShape, key: int | str, example: Any) -> Any:
         if not _is_tensor(example):
             return example
         sizes = {SEQUENCES: shape.batch, TOKENS: shape.q_len}
         varying = self.varying.get(key, {})
-        made = [sizes[varying[n]] if n in varying else size for n, size in enumerate(example.shape)]
-        return import_module("torch").empty(made, dtype=example.dtype, device="meta")
+        sizes_now = [sizes[varying[n]] if n in varying else size for n, size in enumerate(example.shape)]
+        return import_module("torch").empty(sizes_now, dtype=example.dtype, device="meta")
 
 
 def passes_of(module: Any, name: str, inputs: Any, dims: Any) -> tuple[TracedPasses, ...]:
@@ -195,56 +198,63 @@ def passes_of(module: Any, name: str, inputs: Any, dims: Any) -> tuple[TracedPas
     Raises InputError if there is none.
     """
     if inputs is not None:
-        return _given(module, name, _named(name, inputs), dims)
-    takes = signature(module.forward).parameters
-    if takes.keys() & {*_CACHES[:2], "use_cache"}:
+        return _passes_over(module, name, _inputs_by_name(name, inputs), dims)
+    parameters = signature(module.forward).parameters
+    if parameters.keys() & {*_CACHES[:2], "use_cache"}:
         steps = DecoderPasses(
-            module=module, name=name, cache=next((key for key in _CACHES if key in takes), _CACHES[0])
+            module=module, name=name, cache=next((key for key in _CACHES if key in parameters), _CACHES[0])
         )
         if _generates(module) or steps.keeps():
             return (steps.in_place() if steps.recurs() else steps,)
-    return (_usual(module, name, takes),)
+    return (_default_pass(module, name, parameters),)
 
 
 def _generates(module: Any) -> bool:
     """Whether transformers would generate with it."""
-    asked = getattr(module, "can_generate", None)
-    return bool(asked and asked())
+    can_generate = getattr(module, "can_generate", None)
+    return bool(can_generate and can_generate())
 
 
-def _usual(module: Any, name: str, takes: Mapping[str, Parameter]) -> SinglePass:
-    """One pass over token ids or images."""
+def _default_pass(module: Any, name: str, parameters: Mapping[str, Parameter]) -> SinglePass:
+    """Default passes over token ids or images, without a cache."""
     torch = import_module("torch")
-    named = [key for key, p in takes.items() if p.kind is not p.VAR_KEYWORD]
-    said = getattr(module, "main_input_name", None)  # of transformers
-    main = said if said in named else next(iter(named), None)
+    named = [key for key, p in parameters.items() if p.kind is not p.VAR_KEYWORD]
+    main_input = getattr(module, "main_input_name", None)  # of transformers
+    main = main_input if main_input in named else next(iter(named), None)
     if main is None:
         raise InputError(f"{name}: forward must take an input; it takes none")
     if main == "pixel_values":
-        pixels = torch.empty(1, *_picture(module, name), device="meta")
+        pixels = torch.empty(1, *_image_size(module, name), device="meta")
         dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), pixels.dtype)
         sized = {main: pixels.to(dtype)}
         return SinglePass(
             module=module, name=name, inputs=sized, varying={main: {0: SEQUENCES}}, basis=FIXED, guessed=True
         )
     if main.startswith("input_") and main != "input_ids":  # audio, whose sizes no config has
-        raise InputError(f"{name}: reads {main}, and its shape is not known; {_GIVE}")
-    key = 0 if takes[main].kind in (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL) else main
+        raise InputError(f"{name}: reads {main}, and its shape is not known; {_INPUTS_HINT}")
+    key = 0 if parameters[main].kind in (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL) else main
     ids = torch.empty(1, 1, dtype=torch.long, device="meta")
-    return SinglePass(module=module, name=name, inputs={key: ids}, varying={key: dict(_BOTH)}, basis=ONCE, guessed=True)
+    return SinglePass(
+        module=module,
+        name=name,
+        inputs={key: ids},
+        varying={key: dict(_TOKEN_DIMS)},
+        basis=UNCACHED,
+        guessed=True,
+    )
 
 
-def _picture(module: Any, name: str) -> tuple[int, int, int]:
+def _image_size(module: Any, name: str) -> tuple[int, int, int]:
     """Channels, height and width of images, from a config."""
     config = getattr(module, "config", None)
     size = getattr(config, "image_size", None)
     sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
     if len(sides) != 2 or not all(isinstance(side, int) for side in sides):
-        raise InputError(f"{name}: reads pictures, and its config has no image_size; {_GIVE}")
+        raise InputError(f"{name}: reads pictures, and its config has no image_size; {_INPUTS_HINT}")
     return getattr(config, "num_channels", None) or 3, *sides
 
 
-def _named(name: str, inputs: Any) -> dict[int | str, Any]:
+def _inputs_by_name(name: str, inputs: Any) -> dict[int | str, Any]:
     """Inputs by name or position.
 
     Raises InputError if they are no arguments of forward, or not on the meta device.
@@ -259,18 +269,18 @@ def _named(name: str, inputs: Any) -> dict[int | str, Any]:
         raise InputError(f"{name}: inputs must be a tensor, or a tuple or dict with tensors; got {kind}")
     for key, tensor in tensors.items():
         if tensor.device.type != "meta":
-            raise InputError(f"{name}: inputs must be on the meta device; {_told(key)} is on {tensor.device}")
+            raise InputError(f"{name}: inputs must be on the meta device; {_input_text(key)} is on {tensor.device}")
     kinds = sorted({_dtype(t) for t in tensors.values() if t.is_floating_point() or t.is_complex()})
     if len(kinds) > 1:
         raise InputError(f"{name}: inputs must have one floating-point type; got {', '.join(kinds)}")
     return named
 
 
-def _given(module: Any, name: str, inputs: dict[int | str, Any], dims: Any) -> tuple[SinglePass, ...]:
+def _passes_over(module: Any, name: str, inputs: dict[int | str, Any], dims: Any) -> tuple[SinglePass, ...]:
     """Passes over inputs like these, with varying sequences and tokens, or only sequences."""
     if dims is not None:
-        varying = _varying(name, inputs, dims)
-        basis = ONCE if any(TOKENS in which.values() for which in varying.values()) else FIXED
+        varying = _checked_dims(name, inputs, dims)
+        basis = UNCACHED if any(TOKENS in kinds.values() for kinds in varying.values()) else FIXED
         return (SinglePass(module=module, name=name, inputs=inputs, varying=varying, basis=basis),)
     tensors = {key: value for key, value in inputs.items() if _is_tensor(value) and value.dim()}
     if not tensors:
@@ -289,36 +299,36 @@ def _given(module: Any, name: str, inputs: dict[int | str, Any], dims: Any) -> t
             f"{name}: inputs must have other numbers of sequences than of tokens, to tell them apart; got "
             f"{batch} x {batch}: say which is which, as in (module, inputs, {{0: {{0: 'sequences', 1: 'tokens'}}}})"
         )
-    found = {
+    varying_dims = {
         key: {**fixed.get(key, {}), **{n: TOKENS for n, size in enumerate(value.shape) if [size] == length}}
         for key, value in tensors.items()
     }
-    return (SinglePass(module=module, name=name, inputs=inputs, varying=found, basis=ONCE), sized)
+    return (SinglePass(module=module, name=name, inputs=inputs, varying=varying_dims, basis=UNCACHED), sized)
 
 
-def _varying(name: str, inputs: Mapping[int | str, Any], dims: Any) -> dict[int | str, dict[int, str]]:
+def _checked_dims(name: str, inputs: Mapping[int | str, Any], dims: Any) -> dict[int | str, dict[int, str]]:
     """Varying dimensions from `dims` of the user.
 
     Raises InputError if a name, an input or a dimension does not exist, or if no dimension is sequences.
     """
     example = "{0: {0: 'sequences', 1: 'tokens'}}"
-    if not isinstance(dims, Mapping) or not all(isinstance(which, Mapping) for which in dims.values()):
+    if not isinstance(dims, Mapping) or not all(isinstance(kinds, Mapping) for kinds in dims.values()):
         raise InputError(f"{name}: dims must say which dimensions of which input vary, as {example}; got {dims!r}")
-    for key, which in dims.items():
+    for key, kinds in dims.items():
         if not _is_tensor(inputs.get(key)):
-            known = ", ".join(_told(k) for k, v in inputs.items() if _is_tensor(v))
-            raise InputError(f"{name}: dims must name an input ({known}); got {key!r}")
-        for n, said in which.items():
-            if said not in (SEQUENCES, TOKENS):
-                raise InputError(f"{name}: dimensions must be {SEQUENCES!r} or {TOKENS!r}; got {said!r}")
+            input_names = ", ".join(_input_text(k) for k, v in inputs.items() if _is_tensor(v))
+            raise InputError(f"{name}: dims must name an input ({input_names}); got {key!r}")
+        for n, kind in kinds.items():
+            if kind not in (SEQUENCES, TOKENS):
+                raise InputError(f"{name}: dimensions must be {SEQUENCES!r} or {TOKENS!r}; got {kind!r}")
             if not isinstance(n, int) or not 0 <= n < inputs[key].dim():
-                raise InputError(f"{name}: {_told(key)} has {inputs[key].dim()} dimensions, from 0; got {n!r}")
-    if not any(SEQUENCES in which.values() for which in dims.values()):
+                raise InputError(f"{name}: {_input_text(key)} has {inputs[key].dim()} dimensions, from 0; got {n!r}")
+    if not any(SEQUENCES in kinds.values() for kinds in dims.values()):
         raise InputError(f"{name}: dims must say which dimension is {SEQUENCES!r}; got {dims!r}")
-    return {key: dict(which) for key, which in dims.items()}
+    return {key: dict(kinds) for key, kinds in dims.items()}
 
 
-def _told(key: int | str) -> str:
+def _input_text(key: int | str) -> str:
     return key if isinstance(key, str) else f"input {key}"
 
 

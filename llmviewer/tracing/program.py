@@ -11,7 +11,7 @@ from ..forms import ONE, SEQUENCES, TOKENS, Form, cells, total
 from ..records import frozen
 from .alignment import check_aligned, problem_at
 from .caches import Cache, SlotUse, state_calls
-from .fitting import ONCE, Basis, PassShape, at_rest, spread
+from .fitting import UNCACHED, Basis, PassShape, per_cached_token, per_sequence
 from .recording import Call, Recording, Use, Value
 
 _NO_CACHE: Final = (ONE + TOKENS + SEQUENCES).features()  # of what does not grow with the cache
@@ -26,7 +26,7 @@ class TracedLaunch:
 
 @frozen
 class Chunks:
-    """What the scan of a module does with a prompt, per token. [OP]
+    """Work of a module's scan per prompt token. [OP]
 
     products  products within chunks
     others    all else
@@ -39,7 +39,7 @@ class Chunks:
 
     @property
     def more(self) -> float:
-        """What prompts do besides products and decode steps do not. [OP]"""
+        """Work of prompts that is neither products nor done by decode steps. [OP]"""
         return self.others - self.steps
 
 
@@ -70,7 +70,7 @@ class Program:
         first = recordings[0]
         cache = Cache.of(name, basis, recordings, frozenset(preallocated))
         appended = {index: cache.appended(name, first, call) for index, call in enumerate(first.calls)}
-        read = _read(first, {index for index, values in appended.items() if values}, set(cache.states))
+        read = _live_calls(first, {index for index, values in appended.items() if values}, set(cache.states))
         self.name, self.basis = name, basis
         self.recordings = [replace(r, calls=[r.calls[index] for index in read]) for r in recordings]
         first = self.recordings[0]
@@ -91,36 +91,36 @@ class Program:
 
     # Counts
 
-    def form(self, call: Call, what: str, count: Callable[[Recording], int]) -> Form:
-        """What `count` gives for all passes, as features of a workload.
+    def form(self, call: Call, quantity: str, count: Callable[[Recording], int]) -> Form:
+        """Fits `count` of all passes to features of a workload.
 
         Raises InputError, which says that `call` has `what`, where no whole multiples of features give it.
         """
-        return self.basis.form(self._solve(call, what, count))
+        return self.basis.form(self._solve(call, quantity, count))
 
-    def _solve(self, call: Call, what: str, count: Callable[[Recording], int]) -> tuple[int, ...]:
+    def _solve(self, call: Call, quantity: str, count: Callable[[Recording], int]) -> tuple[int, ...]:
         counts = [count(recording) for recording in self.recordings]
-        found = self.basis.solve(counts)
-        if found is None:
+        coefficients = self.basis.solve(counts)
+        if coefficients is None:
             raise self.error(
                 call,
-                f"has {what} that are no sum of whole multiples of {self.basis.told}: "
+                f"has {quantity} that are no sum of whole multiples of {self.basis.told}: "
                 f"{', '.join(map(str, counts[:4]))}, ...",
             )
-        return found
+        return coefficients
 
     def elements(self, value: int) -> Form:
-        """Of a whole value."""
+        """Elements of a whole value."""
         call = self.calls[self.writer[value]]
         form = self._per_token(value, self.form(call, "results", lambda r: r.values[value].numel))
-        return at_rest(form) if value in self.states else form
+        return per_sequence(form) if value in self.states else form
 
     def elements_read(self, launch: TracedLaunch, value: int) -> Form:
         """Elements of a value that a launch reads, each once."""
         call = self.calls[launch.calls[0]]
-        form = self.form(call, "operands", lambda r: _distinct(_uses(r, launch, value), r.values[value]))
+        form = self.form(call, "operands", lambda r: _distinct_elements(_uses(r, launch, value), r.values[value]))
         form = self._per_token(value, form) if form.features() <= _NO_CACHE else form
-        return at_rest(form) if value in self.states or value in self.cached else form
+        return per_sequence(form) if value in self.states or value in self.cached else form
 
     def elements_of_operand(self, call: int, place: int) -> Form:
         return self.form(self.calls[call], "operands", lambda r: r.calls[call].uses[place].elements)
@@ -128,34 +128,34 @@ class Program:
     def _per_token(self, value: int, form: Form) -> Form:
         """Elements for each slot of a preallocated cache, as those of the tokens in it."""
         slots = self.slots.get(value, 0) or self._slot_values.get(value, 0)
-        return spread(form, slots) if slots else form
+        return per_cached_token(form, slots) if slots else form
 
     def ops(self, launch: TracedLaunch) -> Form:
         return total(self._ops(launch, slots) for slots in {self.slot_calls.get(index, 0) for index in launch.calls})
 
     def _ops(self, launch: TracedLaunch, slots: int) -> Form:
         """OPs of those calls of a launch that work on all `slots` of a cache; of those that do not where 0."""
-        own = [index for index in launch.calls if self.slot_calls.get(index, 0) == slots]
-        form = self.form(self.calls[own[-1]], "OPs", lambda r: sum(self._call_ops(r, index) for index in own))
-        return spread(form, slots) if slots else form
+        calls = [index for index in launch.calls if self.slot_calls.get(index, 0) == slots]
+        form = self.form(self.calls[calls[-1]], "OPs", lambda r: sum(self._call_ops(r, index) for index in calls))
+        return per_cached_token(form, slots) if slots else form
 
     def _call_ops(self, recording: Recording, index: int) -> int:
         """The OPs of a call; of a filter over the end of a state only those of results that are read."""
         call = recording.calls[index]
         if index not in self.scan_products or call.name != "convolution":
             return call.ops
-        made = call.made[0]
+        result = call.made[0]
         read = max(
-            (u.elements for r in self.readers.get(made, ()) for u in recording.calls[r].uses if u.value == made),
+            (u.elements for r in self.readers.get(result, ()) for u in recording.calls[r].uses if u.value == result),
             default=0,
         )
-        return call.ops * read // recording.values[made].numel
+        return call.ops * read // recording.values[result].numel
 
     def ops_for(self, index: int, shape: PassShape) -> int:
         """The OPs that the fit gives a matmul-like call in a pass of `shape`."""
-        seen = min(shape.past, self.windows.get(index, shape.past + 1) - 1)
-        found = self._solve(self.calls[index], "OPs", lambda r: r.calls[index].ops)
-        return self.basis.amount(found, PassShape(shape.batch, shape.q_len, seen))
+        past = min(shape.past, self.windows.get(index, shape.past + 1) - 1)
+        coefficients = self._solve(self.calls[index], "OPs", lambda r: r.calls[index].ops)
+        return self.basis.amount(coefficients, PassShape(shape.batch, shape.q_len, past))
 
     # Dataflow
 
@@ -165,16 +165,16 @@ class Program:
 
     def inputs_of(self, launch: TracedLaunch) -> list[int]:
         """Values that a launch reads and does not make; without the cache that it appends to, which stays in place."""
-        own = {v for index in launch.calls for v in self.calls[index].made}
+        written = {v for index in launch.calls for v in self.calls[index].made}
         uses = [use.value for index in launch.calls for use in self.calls[index].uses]
-        found = (v for v in dict.fromkeys(uses) if v not in own)
-        return [v for v in found if self.values[v].source != "cache" or v in self.states]
+        inputs = (v for v in dict.fromkeys(uses) if v not in written)
+        return [v for v in inputs if self.values[v].source != "cache" or v in self.states]
 
     def outputs_of(self, launch: TracedLaunch) -> list[int]:
         """Values that a launch makes for other launches, the caller or the cache."""
-        own = set(launch.calls)
-        made = (v for index in launch.calls for v in self.calls[index].made)
-        return [v for v in made if v in self.outlives or set(self.readers.get(v, ())) - own]
+        launch_calls = set(launch.calls)
+        written = (v for index in launch.calls for v in self.calls[index].made)
+        return [v for v in written if v in self.outlives or set(self.readers.get(v, ())) - launch_calls]
 
     @property
     def outlives(self) -> set[int]:
@@ -185,7 +185,7 @@ class Program:
         """Uses, by call and operand, of the parts of a value that products read one by one, such as queries, keys and
         values of one projection; none where they are not all of it, or it is read otherwise.
         """
-        found: dict[tuple[int, int], tuple[int, int]] = {}
+        uses_by_range: dict[tuple[int, int], tuple[int, int]] = {}
         elements = 0
         for index in dict.fromkeys(self.readers.get(value, ())):
             for place, use in enumerate(self.calls[index].uses):
@@ -193,10 +193,10 @@ class Program:
                     continue
                 if not self.calls[index].matmul or use.elements == self.values[value].numel:
                     return ()
-                elements += use.elements if (use.low, use.high) not in found else 0
-                found.setdefault((use.low, use.high), (index, place))
-        whole = elements == self.values[value].numel
-        return tuple(found[key] for key in sorted(found)) if whole else ()
+                elements += use.elements if (use.low, use.high) not in uses_by_range else 0
+                uses_by_range.setdefault((use.low, use.high), (index, place))
+        is_covered = elements == self.values[value].numel
+        return tuple(uses_by_range[key] for key in sorted(uses_by_range)) if is_covered else ()
 
     # What further passes add
 
@@ -204,14 +204,16 @@ class Program:
         """Records what the scan of the module at `path` does with a prompt per token [OP], under the largest state
         that it reads; False where it reads none.
         """
-        here = [index for index, call in enumerate(self.calls) if call.path == path]
-        steps = [index for index in here if not self.is_product(index) and self.calls[index].name != "convolution"]
-        read = (use.value for index in self.state_calls & set(here) for use in self.calls[index].uses)
-        found = [value for value in read if value in self.states and self.values[value].source == "cache"]
-        solved = self._solve(self.calls[here[0]], "OPs", lambda r: sum(r.calls[index].ops for index in steps))
-        made = Chunks(products, others, self.basis.per_token(solved))
-        self.chunks |= dict.fromkeys(sorted(found, key=lambda value: self.values[value].numel)[-1:], made)
-        return bool(found)
+        module_calls = [index for index, call in enumerate(self.calls) if call.path == path]
+        steps = [
+            index for index in module_calls if not self.is_product(index) and self.calls[index].name != "convolution"
+        ]
+        read = (use.value for index in self.state_calls & set(module_calls) for use in self.calls[index].uses)
+        states = [value for value in read if value in self.states and self.values[value].source == "cache"]
+        solved = self._solve(self.calls[module_calls[0]], "OPs", lambda r: sum(r.calls[index].ops for index in steps))
+        chunks = Chunks(products, others, self.basis.per_token(solved))
+        self.chunks |= dict.fromkeys(sorted(states, key=lambda value: self.values[value].numel)[-1:], chunks)
+        return bool(states)
 
     def add_bands(self, recording: Recording) -> list[str]:
         """Records the bands of keys that masks leave in a long pass where those of the fitted passes are the same.
@@ -219,17 +221,21 @@ class Program:
         Returns the modules of products where they are not.
         """
         products = [index for index, call in enumerate(self.calls) if call.matmul]
-        short = [(shape, r.bands()) for shape, r in zip(self.basis.shapes, self.recordings, strict=True)]
-        odd = set()
+        fitted_bands = [(shape, r.bands()) for shape, r in zip(self.basis.shapes, self.recordings, strict=True)]
+        unmatched_paths = set()
         for place, (index, band) in enumerate(zip(products, recording.bands(), strict=True)):
             # a single token at the end of what is cached sees all of it under a causal mask
-            long = (-1, 0) if band is None and self.basis is not ONCE else band
-            found = [(bands[place], shape.clipped(long)) for shape, bands in short if bands[place] or long is band]
-            if all(one == other for one, other in found):
+            expected_band = (-1, 0) if band is None and self.basis is not UNCACHED else band
+            band_pairs = [
+                (bands[place], shape.clipped(expected_band))
+                for shape, bands in fitted_bands
+                if bands[place] or expected_band is band
+            ]
+            if all(one == other for one, other in band_pairs):
                 self.bands |= {index: band} if band else {}
             elif index not in self.windows:
-                odd.add(self.calls[index].path)
-        return sorted(odd)
+                unmatched_paths.add(self.calls[index].path)
+        return sorted(unmatched_paths)
 
     def add_window(self, index: int, shape: PassShape, ops: int) -> bool:
         """Records the window of a call whose `ops` in a pass of `shape` are those of fewer keys than there are; False
@@ -243,13 +249,13 @@ class Program:
         return True
 
 
-def _read(recording: Recording, appending: set[int], states: set[int]) -> list[int]:
+def _live_calls(recording: Recording, appending: set[int], states: set[int]) -> list[int]:
     """Indices of calls without element-wise ones whose results nobody reads, which compilers leave out, too."""
-    needed = {recording.logits, *recording.results, *recording.deciding, *states}
+    used_values = {recording.logits, *recording.results, *recording.deciding, *states}
     read = []
     for index, call in reversed(list(enumerate(recording.calls))):
-        if call.matmul or needed & set(call.made) or index in appending:
-            needed |= {use.value for use in call.uses}
+        if call.matmul or used_values & set(call.made) or index in appending:
+            used_values |= {use.value for use in call.uses}
             read.append(index)
     return read[::-1]
 
@@ -258,12 +264,12 @@ def _uses(recording: Recording, launch: TracedLaunch, value: int) -> set[Use]:
     return {use for index in launch.calls for use in recording.calls[index].uses if use.value == value}
 
 
-def _distinct(uses: set[Use], value: Value) -> int:
+def _distinct_elements(uses: set[Use], value: Value) -> int:
     """Elements in the union of some parts of a value; parts within parts count once."""
     parts = {(use.low, use.high): use.elements for use in sorted(uses, key=lambda u: u.elements)}
-    whole = [
+    outer_ranges = [
         n
         for (low, high), n in parts.items()
         if not any(a <= low and high <= b and (a, b) != (low, high) for a, b in parts)
     ]
-    return min(sum(whole), value.numel)
+    return min(sum(outer_ranges), value.numel)

@@ -8,36 +8,38 @@ from math import prod
 from typing import Any, Final
 
 from ..errors import InputError
-from .numbers import Later, Numbers, memory_of
+from .numbers import LazyValue, ShapeValues, memory_of
 from .recording import PLACES, Call, Recording, Use, Value
 
 # Calls that only change the layout: fused kernels read the original.
-_COPIES: Final = frozenset({"clone", "contiguous", "_reshape_copy", "lift_fresh"})
-_MOVES: Final = frozenset(
+_COPYING_CALLS: Final = frozenset({"clone", "contiguous", "_reshape_copy", "lift_fresh"})
+_MOVING_CALLS: Final = frozenset(
     {"cat", "stack", "_to_copy", "copy_", "index", "index_select", "gather", "constant_pad_nd", "roll"}
     | {"index_copy_", "index_put_"}
 )
 # OPs per element of calls with more than one, as in our operators.
-_STEPS: Final = {
+_OPS_PER_ELEMENT: Final = {
     "native_layer_norm": 7, "_fused_rms_norm": 4, "_softmax": 5, "_safe_softmax": 5, "silu": 4, "sigmoid": 4, "gelu": 5,
 }  # fmt: skip
-_MADE: Final = ("empty", "zeros", "ones", "full", "new_", "rand", "arange")  # prefixes of allocation calls
-_ONES: Final = ("ones", "ones_like", "new_ones")
-_SAME: Final = _COPIES | {"_to_copy"}  # calls whose results have the values of their input
-_DECIDES: Final = frozenset({"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique_dim"})
-_SAID: Final = {"_local_scalar_dense": ".item(), or an `if` on a tensor,"}  # calls that no code makes by that name
-_COUNTED: Final = ("embedding", "_grouped_mm")  # matmul-like calls missing in torch's flop registry
+_ALLOCATING_CALLS: Final = ("empty", "zeros", "ones", "full", "new_", "rand", "arange")  # prefixes of allocation calls
+_ONES_CALLS: Final = ("ones", "ones_like", "new_ones")
+_COPYING_OR_CASTING: Final = _COPYING_CALLS | {"_to_copy"}  # calls whose results have the values of their input
+_DATA_DEPENDENT_CALLS: Final = frozenset(
+    {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique_dim"}
+)
+_PYTHON_NAMES: Final = {"_local_scalar_dense": ".item(), or an `if` on a tensor,"}  # what Python code calls them
+_EXTRA_MATMULS: Final = ("embedding", "_grouped_mm")  # matmul-like calls missing in torch's flop registry
 
 
 class Recorder:
     """Records dispatched calls as a Recording."""
 
-    def __init__(self, module: Any, cached: Sequence[Any], given: Sequence[Any], numbers: Numbers) -> None:
+    def __init__(self, module: Any, cached: Sequence[Any], inputs: Sequence[Any], numbers: ShapeValues) -> None:
         self.numbers = numbers
         self.recording = Recording()
         self.causal = False  # whether the current attention is causal
         self.mask: Any = None  # mask of the current attention
-        self.shows: Later | None = None  # band that the mask leaves
+        self.shows: LazyValue | None = None  # band that the mask leaves
         self._modules = dict(module.named_modules(remove_duplicate=False))
         self.now: tuple[str, str] | None = None  # the current call
         self._flops: dict[Any, Callable[..., int]] = import_module("torch.utils.flop_counter").flop_registry
@@ -54,11 +56,11 @@ class Recorder:
             self._enter(parameter, name)
         for tensor in cached:
             self._enter(tensor, "cache")
-        self._fed = set(map(id, (*cached, *given)))  # ids of tensors that depend on the module's input
+        self._fed = set(map(id, (*cached, *inputs)))  # ids of tensors that depend on the module's input
         self._ones: set[int] = set()  # ids of tensors of ones, such as default masks
-        self._alive += given
-        for tensor in given:
-            if _counts(tensor):
+        self._alive += inputs
+        for tensor in inputs:
+            if _is_floating(tensor):
                 self._enter(tensor, "input")
 
     def run(self, forward: Callable[[], Any]) -> Any:
@@ -77,8 +79,8 @@ class Recorder:
 
     def shown(self, tensor: Any) -> int:
         """The value that a tensor shows; -1 if it depends only on shapes."""
-        known = self._seen.get(id(tensor))
-        return known[0].value if known else -1
+        entry = self._seen.get(id(tensor))
+        return entry[0].value if entry else -1
 
     def with_logits(self, out: Any, past: Any) -> Recording:
         """The recording of a pass that returns logits, as .logits or first result, and leaves the cache `past`."""
@@ -89,8 +91,8 @@ class Recorder:
 
     def with_results(self, out: Any) -> Recording:
         """The recording of a pass all of whose results count; the last one ends it."""
-        shown = set(map(self.shown, tensors_in(out))) - {-1}
-        results = frozenset(v for v in shown if self.recording.values[v].source == "call")
+        values = set(map(self.shown, tensors_in(out))) - {-1}
+        results = frozenset(v for v in values if self.recording.values[v].source == "call")
         self.recording.results, self.recording.logits = results, max(results, default=-1)
         return self.recording
 
@@ -117,40 +119,49 @@ class Recorder:
         self.now = None
         ins, outs = self.numbers.tensors((args, kwargs)), self.numbers.tensors(out)
         self.numbers.follow(func, args, kwargs, outs, ins)
-        fed = not name.startswith(_MADE) and any(id(x) in self._fed for x in ins)
+        fed = not name.startswith(_ALLOCATING_CALLS) and any(id(x) in self._fed for x in ins)
         # the schema of _unsafe_view does not mark it as a view
         views = name == "_unsafe_view" or (not schema.is_mutable and any(r.alias_info for r in schema.returns))
-        self._mark(ins, outs, fed=fed, ones=name in _ONES or ((views or name in _SAME) and any(map(self.is_ones, ins))))
-        if name.startswith(_MADE) or (views and ins and memory_of(ins[0]) in self._blank):
+        self._mark(
+            ins,
+            outs,
+            fed=fed,
+            ones=name in _ONES_CALLS or ((views or name in _COPYING_OR_CASTING) and any(map(self.is_ones, ins))),
+        )
+        if name.startswith(_ALLOCATING_CALLS) or (views and ins and memory_of(ins[0]) in self._blank):
             self._leave_blank(outs)
-        copies = name in _COPIES or (name == "_to_copy" and self._is_stored(ins))
+        copies = name in _COPYING_CALLS or (name == "_to_copy" and self._is_stored(ins))
         if views or (copies and not schema.is_mutable):
             self._look(ins[:1], outs, copied=copies)
             return out
-        known = [x for x in ins if id(x) in self._seen]
-        if known and not name.startswith(_MADE) and any(map(_counts, outs)):
-            matmul = packet in self._flops or name in _COUNTED
-            largest = 0 if name in _MOVES else _STEPS.get(name, 1) * max(x.numel() for x in (*known, *outs))
+        tracked_inputs = [x for x in ins if id(x) in self._seen]
+        if tracked_inputs and not name.startswith(_ALLOCATING_CALLS) and any(map(_is_floating, outs)):
+            matmul = packet in self._flops or name in _EXTRA_MATMULS
+            largest = (
+                0
+                if name in _MOVING_CALLS
+                else _OPS_PER_ELEMENT.get(name, 1) * max(x.numel() for x in (*tracked_inputs, *outs))
+            )
             ops = self._ops(packet, name, args, kwargs, out) if matmul else largest
             if matmul and self.mask is not None:  # the first product computes the scores
                 self.shows, self.mask = self.numbers.seen(self.mask, outs[0]), None
-            uses = tuple(map(self._use, known))
-            made = tuple(self._made(x, mutated=schema.is_mutable) for x in outs if _counts(x))
-            self._grown(name, uses, made)
-            self.recording.deciding |= {*made} if not all(map(_counts, outs)) else set()
+            uses = tuple(map(self._use, tracked_inputs))
+            new_values = tuple(self._made(x, mutated=schema.is_mutable) for x in outs if _is_floating(x))
+            self._grown(name, uses, new_values)
+            self.recording.deciding |= {*new_values} if not all(map(_is_floating, outs)) else set()
             self.recording.calls.append(
                 Call(
-                    name=name, path=path, uses=uses, made=made, ops=ops, matmul=matmul, fed=fed,
+                    name=name, path=path, uses=uses, made=new_values, ops=ops, matmul=matmul, fed=fed,
                     causal=matmul and (self.causal or self._is_causal(path)),
                     shows=self.shows if matmul else self.numbers.shown(name, args, kwargs, outs[0]),
                 )
             )  # fmt: skip
-        elif known and name.endswith("mm"):
+        elif tracked_inputs and name.endswith("mm"):
             raise InputError(
                 f"{path}: {name} must be of floating-point numbers, which a trace follows; it is of whole numbers"
             )
         else:
-            self.recording.deciding |= set(map(self.shown, known))
+            self.recording.deciding |= set(map(self.shown, tracked_inputs))
         return out
 
     def _mark(self, ins: list[Any], outs: list[Any], *, fed: bool, ones: bool) -> None:
@@ -176,9 +187,9 @@ class Recorder:
         """Whether the module at `path` has is_causal."""
         return getattr(self._modules.get(path), "is_causal", False) is True
 
-    def _grown(self, name: str, uses: tuple[Use, ...], made: tuple[int, ...]) -> None:
+    def _grown(self, name: str, uses: tuple[Use, ...], new_values: tuple[int, ...]) -> None:
         if name in PLACES | {"cat"} and any(self.recording.values[use.value].source == "cache" for use in uses):
-            self._cache |= set(made)
+            self._cache |= set(new_values)
 
     def _is_stored(self, ins: list[Any]) -> bool:
         """Whether a conversion is of the cache or a parameter, and thus fused into its reader."""
@@ -202,8 +213,8 @@ class Recorder:
             return self._filled(tensor)
         if not mutated:
             return self._enter(tensor, "call")
-        whole = self.recording.values[old]
-        self.recording.values.append(Value(numel=whole.numel, dtype=whole.dtype, shape=whole.shape))
+        old_value = self.recording.values[old]
+        self.recording.values.append(Value(numel=old_value.numel, dtype=old_value.dtype, shape=old_value.shape))
         new = len(self.recording.values) - 1
         self._showing[new] = [key for key in self._showing.pop(old, []) if self._seen[key][0].value == old]
         for key in self._showing[new]:
@@ -213,30 +224,30 @@ class Recorder:
 
     def _filled(self, tensor: Any) -> int:
         """The value that all tensors of an uninitialized storage show after the first write."""
-        shown = self._blank.pop(memory_of(tensor), [tensor])
-        whole = max(shown, key=lambda one: int(one.numel()))
-        new = self._enter(whole, "call")
-        for one in shown:
-            self._look([whole], [one], copied=False)
-        self._fed |= set(map(id, shown)) if id(tensor) in self._fed else set()
+        views = self._blank.pop(memory_of(tensor), [tensor])
+        largest = max(views, key=lambda one: int(one.numel()))
+        new = self._enter(largest, "call")
+        for one in views:
+            self._look([largest], [one], copied=False)
+        self._fed |= set(map(id, views)) if id(tensor) in self._fed else set()
         return new
 
     def _look(self, ins: list[Any], outs: list[Any], *, copied: bool) -> None:
         """Records views of known values: how much they show, and where."""
-        known = self._seen.get(id(ins[0])) if ins else None
-        if known is None:
+        entry = self._seen.get(id(ins[0])) if ins else None
+        if entry is None:
             return
-        use, anew = known
+        use, anew = entry
         for out in outs:
-            there = [(n, s) for n, s in zip(out.shape, out.stride(), strict=True) if s]
-            low, high = out.storage_offset(), out.storage_offset() + 1 + sum((n - 1) * s for n, s in there)
+            dims = [(n, s) for n, s in zip(out.shape, out.stride(), strict=True) if s]
+            low, high = out.storage_offset(), out.storage_offset() + 1 + sum((n - 1) * s for n, s in dims)
             if anew or copied:
                 low, high = use.low, use.high
-            elements = min(use.elements, prod(n for n, _ in there))
+            elements = min(use.elements, prod(n for n, _ in dims))
             self._show(out, Use(use.value, elements, low, high), anew=anew or copied)
 
 
-def _counts(tensor: Any) -> bool:
+def _is_floating(tensor: Any) -> bool:
     return bool(tensor.is_floating_point() or tensor.is_complex())
 
 
@@ -244,7 +255,7 @@ def plain_attention(recorder: Recorder) -> Any:
     """A mode that runs scaled_dot_product_attention as its three steps, in one format, with learned masks only."""
     torch = import_module("torch")
     base = import_module("torch.overrides").TorchFunctionMode
-    plain, whole = (
+    plain, multi_head = (
         getattr(torch.nn.functional, name) for name in ("scaled_dot_product_attention", "multi_head_attention_forward")
     )
 
@@ -261,14 +272,14 @@ def plain_attention(recorder: Recorder) -> Any:
     def dispatch(_: Any, func: Any, __: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.tensor:
-            made = func(*args, **kwargs)
-            recorder.numbers.keep(made, func(*args, **{**kwargs, "device": "cpu"}))
-            return made
+            tensor = func(*args, **kwargs)
+            recorder.numbers.keep(tensor, func(*args, **{**kwargs, "device": "cpu"}))
+            return tensor
         if func is torch.Tensor.__contains__ and args[0].is_meta:
             return False  # the question is whether ids are padding
         if func is torch.Tensor.all and recorder.is_ones(args[0]):
             return torch.ones((), dtype=torch.bool, device="cpu")  # a mask that hides nothing
-        if func not in (plain, whole):
+        if func not in (plain, multi_head):
             return func(*args, **kwargs)
         try:
             recorder.causal = bool(kwargs.get("is_causal") or (func is plain and args[5:] and args[5]))
@@ -279,15 +290,17 @@ def plain_attention(recorder: Recorder) -> Any:
     return type("Plain", (base,), {"__torch_function__": dispatch})()
 
 
-def tensors_in(thing: Any, depth: int = 6) -> Iterator[Any]:
+def tensors_in(container: Any, depth: int = 6) -> Iterator[Any]:
     """Tensors in an object, such as a cache of any class."""
-    if isinstance(thing, import_module("torch").Tensor):
-        yield thing
+    if isinstance(container, import_module("torch").Tensor):
+        yield container
         return
-    parts = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, list | tuple) else ()
-    if not depth or isinstance(thing, type):
+    parts = (
+        container.values() if isinstance(container, dict) else container if isinstance(container, list | tuple) else ()
+    )
+    if not depth or isinstance(container, type):
         return
-    for part in (*parts, *(vars(thing).values() if hasattr(thing, "__dict__") else ())):
+    for part in (*parts, *(vars(container).values() if hasattr(container, "__dict__") else ())):
         yield from tensors_in(part, depth - 1)
 
 
@@ -305,7 +318,7 @@ def record(
     hint: str = "",
     cached: Sequence[Any] = (),
     given: Sequence[Any] = (),
-    numbers: Numbers | None = None,
+    numbers: ShapeValues | None = None,
 ) -> tuple[Recorder, Any]:
     """The recorder of one forward pass, and its result.
 
@@ -318,7 +331,7 @@ def record(
     Raises InputError, with the call, if a call needs data.
     """
     torch = import_module("torch")
-    recorder = Recorder(module, cached, given, Numbers(numbers))
+    recorder = Recorder(module, cached, given, ShapeValues(numbers))
     try:
         with torch.no_grad(), torch.device("meta"), plain_attention(recorder):
             out = recorder.run(forward)
@@ -334,8 +347,8 @@ def _failure(name: str, called: str, hint: str, now: tuple[str, str] | None, err
     if now is None:
         return f"{name}: forward must run as {called}; it raised {text}{hint}"
     path, call = now
-    where = f"{path or 'the module itself'}: {_SAID.get(call, call)}"
-    if call in _DECIDES or any(
+    where = f"{path or 'the module itself'}: {_PYTHON_NAMES.get(call, call)}"
+    if call in _DATA_DEPENDENT_CALLS or any(
         sign in text for sign in ("nonzero", "data-dependent", "Cannot copy out of meta tensor")
     ):
         return (

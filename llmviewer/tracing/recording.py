@@ -1,4 +1,4 @@
-"""One pass of a torch module, as the aten calls it makes and the values that go between them."""
+"""`Recording`: the aten calls of one pass of a torch module, and the values that they exchange."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Final
 
 from ..records import frozen
-from .numbers import Later
+from .numbers import LazyValue
 
 PLACES: Final = frozenset({"index_copy_", "index_put_", "copy_"})  # calls that write a part of what is there
 
@@ -67,7 +67,7 @@ class Call:
     matmul: bool
     causal: bool = False
     fed: bool = True
-    shows: Later | None = None
+    shows: LazyValue | None = None
 
     @property
     def where(self) -> str:
@@ -75,7 +75,7 @@ class Call:
 
     @property
     def wiring(self) -> tuple[object, ...]:
-        """What has to be the same whatever the shapes are."""
+        """Properties that must not depend on the shapes: name, module and dataflow."""
         return (self.name, self.path, tuple(use.value for use in self.uses), self.made)
 
 
@@ -115,32 +115,36 @@ class Recording:
         return [(c.path, c.name, c.ops) for c in self.calls if c.matmul]
 
     def bands(self) -> list[tuple[int, int] | None]:
-        """For each product what masks leave of its scores, or of those that it takes: as Numbers.left() says it."""
+        """For each product, the band of scores that masks leave, its own or of the scores that it reads; see
+        ShapeValues.left().
+        """
         shows = [call.shows() if call.shows else None for call in self.calls]
         found = {index: shows[index] for index, call in enumerate(self.calls) if call.matmul}
         for start, call in enumerate(self.calls):
             if shows[start] is None or call.matmul:
                 continue
-            size, ahead, seen = self.values[call.made[0]].numel, [start], {start}
-            while ahead:  # all that is done with the same scores
-                at = self.calls[ahead.pop()]
-                values = {v for v in (*at.made, *(use.value for use in at.uses)) if self.values[v].numel == size}
-                near = {i for v in values for i in (self.writer.get(v, -1), *self.readers.get(v, ())) if i >= 0} - seen
-                seen |= near
-                ahead += [i for i in near if not self.calls[i].matmul]
-            found |= {i: shows[start] for i in seen if self.calls[i].matmul}
+            size, queue, visited = self.values[call.made[0]].numel, [start], {start}
+            while queue:  # all that is done with the same scores
+                user = self.calls[queue.pop()]
+                values = {v for v in (*user.made, *(use.value for use in user.uses)) if self.values[v].numel == size}
+                near = {
+                    i for v in values for i in (self.writer.get(v, -1), *self.readers.get(v, ())) if i >= 0
+                } - visited
+                visited |= near
+                queue += [i for i in near if not self.calls[i].matmul]
+            found |= {i: shows[start] for i in visited if self.calls[i].matmul}
         return [found[index] for index in sorted(found)]
 
     def written(self) -> dict[int, list[int]]:
         """Places of the calls that write a part of what the pass found in the cache, by the value that was found."""
-        found: dict[int, list[int]] = {}
+        writing_calls: dict[int, list[int]] = {}
         origin = {v: v for v, value in enumerate(self.values) if value.source == "cache"}
         for index, call in enumerate(self.calls):
             if call.name in PLACES and call.uses[0].value in origin and self.placed(call):
                 first = origin[call.uses[0].value]
-                found.setdefault(first, []).append(index)
+                writing_calls.setdefault(first, []).append(index)
                 origin |= dict.fromkeys(call.made, first)
-        return found
+        return writing_calls
 
     def placed(self, call: Call) -> int:
         """Elements that a call writes into a part of a value; 0 where it writes all of it."""
@@ -150,5 +154,7 @@ class Recording:
     def projects(self, call: Call) -> bool:
         """Whether it is a product with parameters; a filter of each channel alone is none."""
         learned = [self.values[use.value] for use in call.uses if self.values[use.value].learned]
-        alone = call.name == "convolution" and all(value.shape[1] == 1 for value in learned if len(value.shape) > 1)
-        return call.matmul and bool(learned) and not alone
+        is_depthwise = call.name == "convolution" and all(
+            value.shape[1] == 1 for value in learned if len(value.shape) > 1
+        )
+        return call.matmul and bool(learned) and not is_depthwise

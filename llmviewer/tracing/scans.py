@@ -19,8 +19,8 @@ from .program import Program
 from .recording import Call, Recording
 
 _PROMPT: Final = PassShape(2, 6)
-_SIZES: Final = 8  # candidate chunk sizes, smallest first
-_COUNTS: Final = (1, 2, 3, 4)  # chunks of fitted prompts: three for the terms of a parabola, one as a check
+_MAX_CHUNK_SIZES: Final = 8  # candidate chunk sizes, smallest first
+_CHUNK_COUNTS: Final = (1, 2, 3, 4)  # chunks of fitted prompts: three for the terms of a parabola, one as a check
 
 
 def compare_prompts(program: Program, passes: TracedPasses) -> tuple[str, ...]:
@@ -30,63 +30,78 @@ def compare_prompts(program: Program, passes: TracedPasses) -> tuple[str, ...]:
     """
     step, prompt = program.recordings[0], passes.record(_PROMPT)
     paths = {program.calls[index].path for index in program.state_calls}
-    _same_products(program, prompt, paths)
+    _check_same_products(program, prompt, paths)
     tokens = _PROMPT.batch * _PROMPT.q_len
-    done = _scanned(prompt, paths)
-    steps = Counter({path: n // program.basis.shapes[0].batch for path, n in _scanned(step, paths).items()})
-    if done == Counter({path: tokens * n for path, n in steps.items()}):
+    prompt_ops = _scan_ops(prompt, paths)
+    steps = Counter({path: n // program.basis.shapes[0].batch for path, n in _scan_ops(step, paths).items()})
+    if prompt_ops == Counter({path: tokens * n for path, n in steps.items()}):
         return ()
-    where = ", ".join(sorted(path for path in paths if done[path] != tokens * steps[path])[:1])
-    size = _size(passes, prompt, paths)
+    where = ", ".join(sorted(path for path in paths if prompt_ops[path] != tokens * steps[path])[:1])
+    size = _chunk_size(passes, prompt, paths)
     if not size:
-        said = f"{sum(done.values())} OPs for {tokens} tokens where steps have {tokens * sum(steps.values())}"
-        return (f"scans of prompts ({where}, ...) have {said}; they are counted as steps",)
-    return _fit(program, passes, size, [path for path in paths if done[path]])
+        counts_text = (
+            f"{sum(prompt_ops.values())} OPs for {tokens} tokens where steps have {tokens * sum(steps.values())}"
+        )
+        return (f"scans of prompts ({where}, ...) have {counts_text}; they are counted as steps",)
+    return _fit(program, passes, size, [path for path in paths if prompt_ops[path]])
 
 
-def _same_products(program: Program, prompt: Recording, paths: set[str]) -> None:
-    said = [(c.path, program.ops_for(i, _PROMPT)) for i, c in enumerate(program.calls) if program.is_product(i)]
-    done = [c for c in prompt.calls if prompt.projects(c) or (c.matmul and c.path not in paths)]
-    if said != [(c.path, c.ops) for c in done]:
-        other = next((c for c, (path, ops) in zip(done, said, strict=False) if (c.path, c.ops) != (path, ops)), None)
-        where = other.where if other else f"a prompt, {len(done)} products where a step has {len(said)},"
+def _check_same_products(program: Program, prompt: Recording, paths: set[str]) -> None:
+    step_products = [
+        (c.path, program.ops_for(i, _PROMPT)) for i, c in enumerate(program.calls) if program.is_product(i)
+    ]
+    prompt_products = [c for c in prompt.calls if prompt.projects(c) or (c.matmul and c.path not in paths)]
+    if step_products != [(c.path, c.ops) for c in prompt_products]:
+        other = next(
+            (
+                c
+                for c, (path, ops) in zip(prompt_products, step_products, strict=False)
+                if (c.path, c.ops) != (path, ops)
+            ),
+            None,
+        )
+        where = (
+            other.where
+            if other
+            else f"a prompt, {len(prompt_products)} products where a step has {len(step_products)},"
+        )
         raise InputError(
             f"{program.name}: {where} must do for a prompt what it does in as many steps of one token; it does not"
         )
 
 
-def _scanned(recording: Recording, paths: set[str]) -> Counter[str]:
+def _scan_ops(recording: Recording, paths: set[str]) -> Counter[str]:
     """OPs of products in scans, which have no parameters, by module."""
-    found: Counter[str] = Counter()
+    ops_by_path: Counter[str] = Counter()
     for call in recording.calls:
-        if call.path in paths and _within(recording, call):
-            found[call.path] += call.ops
-    return found
+        if call.path in paths and _is_scan_product(recording, call):
+            ops_by_path[call.path] += call.ops
+    return ops_by_path
 
 
-def _within(recording: Recording, call: Call) -> bool:
+def _is_scan_product(recording: Recording, call: Call) -> bool:
     return call.matmul and call.name != "convolution" and not recording.projects(call)
 
 
-def _size(passes: TracedPasses, prompt: Recording, paths: set[str]) -> int:
+def _chunk_size(passes: TracedPasses, prompt: Recording, paths: set[str]) -> int:
     """Tokens per chunk, to whose multiples prompts are padded: shorter prompts have the same products. 0: none."""
-    uses = (use for c in prompt.calls if c.path in paths and _within(prompt, c) for use in c.uses)
+    uses = (use for c in prompt.calls if c.path in paths and _is_scan_product(prompt, c) for use in c.uses)
     sizes = sorted({n for use in uses for n in prompt.values[use.value].shape if n > _PROMPT.q_len})
 
     def ops(length: int) -> int:
-        return sum(_scanned(passes.record(PassShape(1, length)), paths).values())
+        return sum(_scan_ops(passes.record(PassShape(1, length)), paths).values())
 
-    one = sum(_scanned(prompt, paths).values()) // _PROMPT.batch
-    longer = next((size for size in sizes[:_SIZES] if ops(size + 1) != one), 0)
+    one = sum(_scan_ops(prompt, paths).values()) // _PROMPT.batch
+    longer = next((size for size in sizes[:_MAX_CHUNK_SIZES] if ops(size + 1) != one), 0)
     return longer if longer and ops(longer) == one else 0
 
 
 def _fit(program: Program, passes: TracedPasses, size: int, paths: Sequence[str]) -> tuple[str, ...]:
     """Sets the work of chunks of `size` tokens in the modules at `paths`."""
-    prompts = [passes.record(PassShape(1, size * n)) for n in _COUNTS]
+    prompts = [passes.record(PassShape(1, size * n)) for n in _CHUNK_COUNTS]
     squares, steps = 0.0, []
     for path in paths:
-        products = _parabola([_scanned(r, {path})[path] for r in prompts])
+        products = _parabola([_scan_ops(r, {path})[path] for r in prompts])
         others = _parabola([sum(c.ops for c in r.calls if c.path == path and not c.matmul) for r in prompts])
         if products and others and program.add_chunks(path, products[1] / size, others[1] / size):
             squares += products[2]
@@ -100,6 +115,6 @@ def _fit(program: Program, passes: TracedPasses, size: int, paths: Sequence[str]
 
 def _parabola(counts: Sequence[int]) -> tuple[float, float, float] | None:
     """Coefficients of 1, n and n squared that give `counts` for n chunks; None if there are none."""
-    rows = np.array([[1, n, n * n] for n in _COUNTS], dtype=np.float64)
-    found = np.linalg.solve(rows[:3], np.array(counts[:3], np.float64))
-    return tuple(found.tolist()) if np.allclose(rows @ found, counts, rtol=1e-9) else None
+    rows = np.array([[1, n, n * n] for n in _CHUNK_COUNTS], dtype=np.float64)
+    coefficients = np.linalg.solve(rows[:3], np.array(counts[:3], np.float64))
+    return tuple(coefficients.tolist()) if np.allclose(rows @ coefficients, counts, rtol=1e-9) else None

@@ -15,14 +15,14 @@ from ..precision import FP16, Format
 from .builder import Builder
 from .checks import check, longest_context
 from .fitting import CACHED, STEPS
-from .numbers import Numbers
+from .numbers import ShapeValues
 from .operators import format_of
 from .passes import TracedPasses, passes_of
 from .program import Program
 from .segments import Segment, layer_lists, segments_of
 
 _CONTEXT: Final = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "block_size")
-_NAMED: Final = 4  # unread parameters that a note names
+_MAX_NAMED_PARAMETERS: Final = 4  # unread parameters that a note names
 
 
 def trace(
@@ -54,27 +54,27 @@ def trace_module(
     vocab: int | None = None,
     inputs: Any = None,
     dims: Any = None,
-    numbers: Numbers | None = None,
+    numbers: ShapeValues | None = None,
 ) -> Model:
-    """As trace(), with the `numbers` that are known of the module's buffers."""
+    """Traces a module, see trace(), with the known `numbers` of its buffers."""
     torch = import_torch(name)
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"{name}: must be a torch.nn.Module; got {type(module).__name__}")
-    elsewhere = next(((n, p.device) for n, p in module.named_parameters() if p.device.type != "meta"), None)
-    if elsewhere:
-        raise InputError(f"{name}: must be on the meta device; {elsewhere[0]} is on {elsewhere[1]}")
-    lazy = next((n for n, p in module.named_parameters() if torch.nn.parameter.is_lazy(p)), None)
-    if lazy:
-        raise InputError(f"{name}: must have parameters of known sizes; {lazy} waits for data")
-    was_training, learned = module.training, [p for p in module.parameters() if p.requires_grad]
+    misplaced = next(((n, p.device) for n, p in module.named_parameters() if p.device.type != "meta"), None)
+    if misplaced:
+        raise InputError(f"{name}: must be on the meta device; {misplaced[0]} is on {misplaced[1]}")
+    lazy_parameter = next((n for n, p in module.named_parameters() if torch.nn.parameter.is_lazy(p)), None)
+    if lazy_parameter:
+        raise InputError(f"{name}: must have parameters of known sizes; {lazy_parameter} waits for data")
+    was_training, trainable = module.training, [p for p in module.parameters() if p.requires_grad]
     try:
         module.eval().requires_grad_(requires_grad=False)
         with torch.device("cpu"):  # the numbers of masks are worked out, whatever device the caller makes tensors on
-            ways = passes_of(module, name, inputs, dims)
-            return _first_that_fits(module, name, vocab, [replace(way, numbers=numbers) for way in ways])
+            traced_passes = passes_of(module, name, inputs, dims)
+            return _first_that_fits(module, name, vocab, [replace(way, numbers=numbers) for way in traced_passes])
     finally:
         module.train(was_training)
-        for parameter in learned:
+        for parameter in trainable:
             parameter.requires_grad_()
 
 
@@ -94,21 +94,21 @@ def _first_that_fits(module: Any, name: str, vocab: int | None, ways: Sequence[T
 def _model(module: Any, program: Program, passes: TracedPasses, vocab: int | None) -> Model:
     name = program.name
     if program.logits < 0 or program.logits not in program.writer:
-        what = (
+        result_text = (
             "logits, as .logits or as its first result"
             if passes.basis in (CACHED, STEPS)
             else "what it makes of its input"
         )
-        raise InputError(f"{name}: forward must return {what}; got nothing that depends on it")
+        raise InputError(f"{name}: forward must return {result_text}; got nothing that depends on it")
     width = program.values[program.logits].shape[-1]
     if vocab is not None and width != vocab:
         raise InputError(f"{name}: must have {vocab} logits, as vocab says; got {width}")
     context = longest_context(program, _context(module))
-    checked = check(program, passes, context)
+    check_notes = check(program, passes, context)
     builder = Builder(program)
     segments = segments_of(program, layer_lists(module))
     graph = builder.graph(segments).check()
-    built = _notes(segments, {n for n, _ in module.named_parameters()} - builder.held)
+    build_notes = _notes(segments, {n for n, _ in module.named_parameters()} - builder.held)
     return Model(
         name=name,
         title=name,
@@ -120,8 +120,8 @@ def _model(module: Any, program: Program, passes: TracedPasses, vocab: int | Non
         notes=(
             "traced on the meta device: element-wise launches are fused between products",
             *passes.notes,
-            *checked,
-            *built,
+            *check_notes,
+            *build_notes,
         ),
     )
 
@@ -133,8 +133,8 @@ def _notes(segments: Sequence[Segment], unread: set[str]) -> tuple[str, ...]:
     if joined:
         notes += (f"{joined} layers hand on more than one tensor, and are one block",)
     if unread:
-        more = f" and {len(unread) - _NAMED} more" if len(unread) > _NAMED else ""
-        named = ", ".join(sorted(unread)[:_NAMED]) + more
+        rest_text = f" and {len(unread) - _MAX_NAMED_PARAMETERS} more" if len(unread) > _MAX_NAMED_PARAMETERS else ""
+        named = ", ".join(sorted(unread)[:_MAX_NAMED_PARAMETERS]) + rest_text
         notes += (f"parameters that no pass reads, which are not counted: {named}",)
     return notes
 
@@ -142,8 +142,8 @@ def _notes(segments: Sequence[Segment], unread: set[str]) -> tuple[str, ...]:
 def _context(module: Any) -> int:
     """The longest context that the module's config says; 0 where it says none."""
     config = getattr(module, "config", None)
-    found = (getattr(config, key, None) for key in _CONTEXT)
-    return next((n for n in found if isinstance(n, int) and n > 0), 0)
+    context_values = (getattr(config, key, None) for key in _CONTEXT)
+    return next((n for n in context_values if isinstance(n, int) and n > 0), 0)
 
 
 def _format(module: Any) -> Format:

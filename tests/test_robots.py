@@ -61,7 +61,7 @@ def test_ops_of_the_prompt_and_of_a_denoising_step_are_torchs():
     assert products(model, first, "source") == PREFIX_OPS
     assert products(model, later, "source") == 0
     masked = HIDDEN_PAIRS * 18 * 8 * 256 * 2 * 2  # layers, heads, elements of a head, two products of multiply-adds
-    assert products(model, first, "acting") == products(model, later, "acting") == STEP_OPS - masked
+    assert products(model, first, "denoising") == products(model, later, "denoising") == STEP_OPS - masked
 
 
 @pytest.mark.parametrize(

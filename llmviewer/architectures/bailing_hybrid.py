@@ -70,7 +70,7 @@ def _before(config: Section, fmt: Format) -> Graph:
 def _graph(
     config: Section, fmt: Format, mixers: Mapping[bool, tuple[str, Mixer]], latent: list[bool], sparse: list[bool]
 ) -> Graph:
-    """Of layers that have the mixer for latent attention or the other, and experts where they are `sparse`."""
+    """The graph of layers with the latent mixer or the other one by `latent`, and with experts by `sparse`."""
     networks: dict[bool, tuple[str, FeedForward]] = {
         True: ("sparse", shared_experts(config, 1)),
         False: ("dense", dense(config)),

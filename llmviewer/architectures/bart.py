@@ -82,7 +82,7 @@ for _model_types, _family in _FAMILIES.items():
 
 @architecture("marian")
 def build_marian(config: Section, fmt: Format) -> Graph:
-    """One table of words for both sides."""
+    """BART: encoder and decoder share a table of token embeddings."""
     require_true(config, "share_encoder_decoder_embeddings", "two tables of words are not known here")
     vocab = config.integer("vocab_size")
     if (other := config.integer("decoder_vocab_size", vocab)) != vocab:

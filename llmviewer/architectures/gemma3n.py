@@ -47,7 +47,7 @@ class FirstStreamNorm(Norm):
 
 
 class OtherStreamsAdd(Elementwise):
-    """One tensor added to every stream but the first, in place."""
+    """A tensor added to every stream but the first, in place."""
 
     def reads(self) -> tuple[Tensor, ...]:
         streams, added = self.inputs

@@ -164,7 +164,7 @@ class Gemma4Decoder(Decoder):
         return [self._per_layer(parts), *(replace(block, side_inputs=(_PER_LAYER,)) for block in blocks)]
 
     def _per_layer(self, parts: Parts) -> Block:
-        """What the tokens are looked up as for each layer, and what their first embedding is projected to, added."""
+        """The per-layer embeddings of tokens plus a projection of their first embedding."""
         layers = len(self.layers)
         width = layers * self.added
         looked_up = parts.embed("embed_tokens_per_layer", {"embed_tokens_per_layer.weight": self.added_vocab}, width)
@@ -230,7 +230,7 @@ def _decoder(config: Section) -> Gemma4Decoder:
 
 
 def kinds_of_layers(config: Section, *, pattern: int) -> list[tuple[bool, bool]]:
-    """Of each layer: whether it has a window, and whether it uses the cache of an earlier one of its kind."""
+    """(has a window, reads the cache of an earlier layer of its kind) of each layer."""
     sliding = sliding_layers(config, pattern=pattern)
     if sliding[-1]:
         raise config.error("layer_types", "must end with full_attention")

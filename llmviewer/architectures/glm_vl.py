@@ -82,9 +82,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("glm_ocr")
 def build_ocr(config: Section, fmt: Format) -> Graph:
-    """No biases before the language model's attention; a tower without positions that are learned, whose queries and
-    keys have norms.
-    """
+    """GLM-OCR: attention without biases; a tower without learned positions, with norms of queries and keys."""
     config.ignore(*_IGNORED.split())
     text = language_model(config)
     text.ignore(*_TEXT_IGNORED.split(), "attention_bias")

@@ -94,7 +94,7 @@ def _layer(config: Section, features: int, queries: int, width: int) -> Layer:
 
 @architecture("idefics3", "smolvlm")
 def build_idefics3(config: Section, fmt: Format) -> Graph:
-    """And SmolVLM: squares of patches are put side by side and projected (arXiv:2408.12637, arXiv:2504.05299).
+    """Idefics 3, SmolVLM: squares of patches are concatenated and projected (arXiv:2408.12637, arXiv:2504.05299).
 
     The longer side of a picture is brought to four tiles, which are read one by one, and all of it once more in one.
     """

@@ -70,7 +70,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("kosmos-2.5")
 def build_2_5(config: Section, fmt: Format) -> Graph:
-    """Only the feed-forward networks have a norm inside; a second table marks the tokens of images."""
+    """Kosmos-2.5: only the feed-forward networks have an inner norm; a second table marks the tokens of images."""
     section = filled(part(config, "text_config"), _TEXT_2_5)
     embedding, *others = _text(section, fmt, inside=False).blocks
     parts, hidden = Parts(format=fmt), section.integer("embed_dim")

@@ -69,7 +69,7 @@ def _rotated_layers(config: Section) -> list[bool]:
 
 @architecture("baichuan")
 def build_baichuan(config: Section, fmt: Format) -> Graph:
-    """One projection for q, k and v; the 7B rotates, the 13B has ALiBi (arXiv:2309.10305)."""
+    """Baichuan: fused q, k and v; the 7B rotates, the 13B has ALiBi (arXiv:2309.10305)."""
     alibi = config.integer("hidden_size") != _BAICHUAN_7B
     config.ignore("model_max_length", "_from_model_config", "gradient_checkpointing", "z_loss_weight")
     heads = grouped_heads(config)

@@ -52,7 +52,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _heads(config: Section, kind: str, mask: Mask) -> Heads:
-    """Of layers of a kind, whose fields begin with it; where there are none, windows have twice the KV heads."""
+    """Heads of a kind of layer, the prefix of its fields; by default windows have twice the KV heads."""
     num_kv_heads = config.integer("num_key_value_heads", 4)
     return Heads(
         num_heads=config.integer(f"{kind}num_attention_heads", config.integer("num_attention_heads")),

@@ -50,7 +50,7 @@ _IGNORED: Final = """
 
 
 class VisionPart(NamedTuple):
-    """What reads pictures of a size, or tiles of them, what makes tokens of the result, and how many of each."""
+    """Tower blocks for images of a size or their tiles, the projector, and tokens per image or tile."""
 
     blocks: tuple[Block, ...]
     project: tuple[Operator, ...]
@@ -109,7 +109,7 @@ def nearest(length: int, unit: int) -> int:
 def _vision_part(
     section: Section, fmt: Format, size: tuple[int, int], width: int, *, merges: bool, tiles: int = 1
 ) -> VisionPart:
-    """By layers of which some run on all patches, and where squares of them become one the others on those."""
+    """The tower and its projector. If it merges, later layers run on merged squares of patches."""
     patch, hidden = section.integer("patch_size"), section.integer("hidden_size")
     pixels = section.integer("num_channels", 3) * patch**2
     grid = PatchGrid(height=size[0] // patch, width=size[1] // patch, pixels=pixels)

@@ -156,7 +156,7 @@ def _mlp(inner: int) -> Mlp:
 
 
 def _indexed(config: Section, attention: SelfAttention) -> IndexedAttention:
-    """By the fields of the checkpoint, in a section of their own, or those of transformers."""
+    """Block-sparse attention with an indexer, from the fields of the checkpoint's own section or of transformers."""
     section = config.section("sparse_attention_config") if config.get("sparse_attention_config") else config
     section.ignore(
         "use_sparse_attention", "sparse_score_type", "sparse_init_block", "sparse_local_block", "index_local_blocks",

@@ -53,7 +53,7 @@ def _build(config: Section, fmt: Format, kind: str) -> Graph:
 
 
 def pixtral_tower(config: Section, *, multiple: int = 1) -> Tower:
-    """No biases; `multiple` patches to a side are merged after it."""
+    """Pixtral tower, without biases; `multiple` patches to a side are merged after it."""
     config = filled(config, TOWERS["PixtralVisionConfig"])
     grid, biases = picture(config, multiple=multiple), dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), False)
     return vit(config, grid, "gelu", gated=True, rotated=True, **biases, norm=NormKind.RMS, pre_norm=True)

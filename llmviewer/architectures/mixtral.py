@@ -119,9 +119,7 @@ def _each(config: Section, key: str, default: int) -> tuple[int, ...]:
 
 @architecture("dbrx")
 def build_dbrx(config: Section, fmt: Format) -> Graph:
-    """One projection for q, k and v, LayerNorm without biases. Facts of attention and experts stand in attn_config and
-    ffn_config.
-    """
+    """DBRX: fused q, k and v, LayerNorm without biases; attn_config and ffn_config have the sizes."""
     ignore_router_fields(config, "max_seq_len", "emb_pdrop")
     hidden, attn = config.integer("d_model"), config.section("attn_config")
     attn.ignore("clip_qkv")

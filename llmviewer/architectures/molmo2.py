@@ -119,7 +119,7 @@ def _crops(size: tuple[int, int], crop: PatchGrid, patch: tuple[int, int]) -> tu
 
 
 def grid_tokens(crop: PatchGrid, rows: int, columns: int) -> int:
-    """Of crops side by side, squares of whose patches are one each."""
+    """Tokens of adjacent crops after pooling squares of patches."""
     tall, wide = rows * (crop.height - _OVERLAP) + _OVERLAP, columns * (crop.width - _OVERLAP) + _OVERLAP
     return ceil(tall / _POOLED) * ceil(wide / _POOLED)
 

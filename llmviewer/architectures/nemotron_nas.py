@@ -23,7 +23,7 @@ _ROUND = 256  # widths of MLPs are multiples of it
 
 @architecture("nemotron-nas", "deci")
 def build(config: Section, fmt: Format) -> Graph:
-    """As `block_configs` says of each layer; what all have alike stands beside it."""
+    """Layers by `block_configs`; fields that all layers share are outside of it."""
     config.ignore("intermediate_size", "num_key_value_heads", "mlp_bias")
     require_false(config, "attention_bias", "biases of this attention are not modelled")
     blocks = config.sections("block_configs")

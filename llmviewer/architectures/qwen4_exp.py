@@ -125,7 +125,7 @@ class MeanIndex:
 
 @frozen(kw_only=True)
 class NGrams:
-    """What the last tokens are looked up as, together, added to every stream: a value by gates, and a filter of that.
+    """Embeddings of n-grams of the last tokens, added to every stream: a gated value and a filtered one.
 
     Each of `tables` has as many rows as it says, and the results lie side by side. The numbers of the last tokens,
     which stay for the next ones, are not counted.
@@ -235,7 +235,7 @@ def _indexed(config: Section) -> IndexedAttention:
 
 
 def _looked_up(config: Section, streams: int) -> dict[int, NGrams]:
-    """What layers look up, by their places. Tables have as many rows as primes say, each layer's the next ones."""
+    """N-gram embeddings by layer. The rows of tables are successive primes."""
     size = config.integer("ngram_size", 3, least=2)
     heads = (size - 1) * config.integer("heads_per_ngram", 8)
     width = config.integer("ple_embed_dim", config.integer("hidden_size"))

@@ -191,7 +191,7 @@ def _qwen2_tower(section: Section) -> Tower:
 
 
 def _qwen2_5_tower(section: Section, *, fused_qkv: bool) -> Tower:
-    """In most layers a patch sees those of its own window (arXiv:2502.13923, section 2.1.1)."""
+    """Qwen2.5-VL tower: in most layers patches attend within windows (arXiv:2502.13923, section 2.1.1)."""
     hidden = section.integer("hidden_size", 3584)
     mlp = Mlp(
         inner=section.integer("intermediate_size", 3420), act=tower_activation(section, "silu"), gated=True, bias=True

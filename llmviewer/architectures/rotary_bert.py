@@ -50,7 +50,7 @@ class BiasedDown(Mlp):
 
 @architecture("nomic_bert")
 def build_nomic(config: Section, fmt: Format) -> Graph:
-    """No biases but in its mixture of experts, which stand in every second layer, and a gate where act is "swiglu"."""
+    """Nomic BERT: biases only in experts, which every second layer has; gated MLPs if act is "swiglu"."""
     config.ignore(*_NOMIC, *_NOMIC_IGNORED.split())
     if config.number("rotary_emb_fraction", 1.0) != 1:
         raise config.error("rotary_emb_fraction", "must be 1: learned positions beside rotated ones are not known here")

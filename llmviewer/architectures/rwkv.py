@@ -87,9 +87,7 @@ def _heads_decoder(config: Section, fmt: Format, *, mix_rank: int, decay_rank: i
 
 
 def _heads(config: Section, width: int) -> tuple[int, int]:
-    """How many heads there are and how wide they are: `width` is shared by as many, or as wide ones, as the config
-    says.
-    """
+    """(number, width) of the heads that divide `width`; the config gives one of both."""
     # The authors' configs have a number of heads that their code does not read.
     config.ignore("num_attention_heads", "head_size_divisor")
     key = config.first("head_size", "head_dim", "num_heads")

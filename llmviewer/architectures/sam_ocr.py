@@ -81,7 +81,7 @@ def build(config: Section, fmt: Format) -> Graph:
 def _vision_part(
     section: Section, fmt: Format, side: int, width: int, *, tiles: int = 1
 ) -> tuple[tuple[Block, ...], tuple[Operator, ...]]:
-    """What reads squares of `side` pixels, or tiles of them, and what brings its queries to the width of text."""
+    """Tower blocks for images of `side` x `side` pixels or their tiles, and the projector to the width of text."""
     tower = replace(sam_tower(filled(part(section, "sam_config"), instead={"image_size": side})), tiles=tiles)
     encoder = filled(part(section, "encoder_config"), TEXTS["qwen2"])
     hidden, queries, parts = encoder.integer("hidden_size"), _QUERIES[side], Parts(format=fmt)
@@ -120,7 +120,7 @@ def _queried(parts: Parts, x: Tensor, queries: int, tiles: int) -> tuple[Operato
 
 
 def _layers(config: Section, patches: int, queries: int) -> list[Layer]:
-    """Of a Qwen2, in which patches see all patches, and queries all those and what is before them."""
+    """Qwen2 layers; patches attend to all patches, queries to all patches and earlier queries."""
     pairs = patches * (patches + queries) + queries * (queries + 1) // 2
     heads = replace(grouped_heads(config), mask=Tiled(pairs))
     mixer = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=True)

@@ -81,7 +81,7 @@ def without_head(config: Section) -> None:
 
 
 def plain_tower(config: Section, *, multiple: int = 1) -> Tower:
-    """Without the head that pools; `multiple` patches to a side are merged after it."""
+    """SigLIP tower without the pooling head; `multiple` patches to a side are merged after it."""
     config = filled(config, TOWERS["SiglipVisionConfig"])
     grid = picture(config, multiple=multiple)
     return vit(config, grid, _ACT, patch_bias=True, positions=grid.patches, post_norm=True)

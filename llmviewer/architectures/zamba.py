@@ -141,7 +141,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("zamba")
 def build_zamba(config: Section, fmt: Format) -> Graph:
-    """One block, whose attention has no positions; Mamba's channels are in heads, which make their own steps."""
+    """Zamba: a shared block, whose attention has no positions; Mamba heads with separate steps."""
     hidden, layers = config.integer("hidden_size", 3712), config.count("num_hidden_layers", 76)
     shared = _shared(config, hidden, heads=16)
     kinds = _kinds(config, layers) if config.texts("layers_block_type") else _pattern(config, layers)

@@ -97,7 +97,7 @@ class ConvolutionalAttention:
         return (conv, mix, add)
 
     def _norms(self, parts: Parts, q: Tensor, k: Tensor) -> tuple[Operator, Operator]:
-        """To one length; that of keys is learned for each head."""
+        """L2-normalizes queries and keys; the scale of keys is learned per head."""
         heads = self.heads
         q_norm = parts.norm("q_norm", q, shared=heads.num_heads, kind=NormKind.UNIT)
         k_norm = parts.norm("k_norm", k, shared=heads.num_kv_heads, kind=NormKind.UNIT)

@@ -43,7 +43,7 @@ class Residual(StrEnum):
 
 @frozen(kw_only=True)
 class Layer:
-    """One layer, with a mixer, a feed-forward network, or both.
+    """A layer with a mixer, a feed-forward network, or both.
 
     Equal layers become one block of the graph, named `name`.
 

@@ -57,7 +57,7 @@ class PlacedAttention:
 
 
 def sam_tower(config: Section) -> Tower:
-    """Without what follows the layers."""
+    """SAM's image encoder without its neck."""
     config = filled(config, _PICTURES)
     hidden, grid = config.integer("hidden_size"), picture(config)
     inner = config.integer("mlp_dim", int(hidden * config.number("mlp_ratio", 4)))
@@ -107,7 +107,7 @@ def neck(config: Section, tower: Tower, parts: Parts, widths: tuple[int, ...]) -
 
 
 def _filter(parts: Parts, name: str, x: Tensor, width: int, *, taps: int) -> Conv2d:
-    """Without a bias, of as many rows as x has."""
+    """Convolution without a bias that keeps the number of rows of x."""
     out = with_rows(parts.tensor(name, width), x.rows)
     weight = parts.weight(f"{name}.weight", width, x.width, taps)
     return Conv2d(name=name, inputs=(x,), outputs=(out,), weights=(weight,))

@@ -400,9 +400,9 @@ def repeated_tower(blocks: Sequence[Block], name: str) -> tuple[Block, ...]:
 
 
 def feature_block(name: str, operators: Sequence[Operator], tokens: int, side_input: str = "") -> Block:
-    """What makes `tokens` features of each picture, which are called as the block is.
+    """Block that computes `tokens` features of each image; their tensor has the name of the block.
 
-    given  what it makes them of, where that is not the tower's result
+    side_input  tensor that the features are computed from, if that is not the result of the tower
     """
     *first, last = operators
     features = replace(last.result, name=f"{name}_features")

@@ -1,4 +1,4 @@
-"""How good expectations are: fits the profiles that ship, and writes docs/accuracy.md.
+"""Fits the shipped profiles and writes docs/accuracy.md, the errors of expected times.
 
     python benchmarks/accuracy.py FOLDER    # with gemm.parquet, moe.parquet, ... as docs/measurements.md describes them
     python benchmarks/accuracy.py --ours    # only the profiles of reports/measurements, and their part of the page
@@ -170,8 +170,8 @@ def main() -> None:
 
 
 def _sends(rows: MeasuredRows, kernels: Any) -> MeasuredRows:
-    """Those of NCCL by PyTorch in which nobody waits for a third, between devices that meet at a switch: others have
-    three repeats each, of ranks that start when they can.
+    """Keeps NCCL send/recv rows between devices at one switch. In the other rows, with three repeats each, ranks start
+    at different times.
     """
     switched = kernels.iloc[rows.places].astype(str).str.endswith("_dgx").to_numpy()
     chosen = switched if rows.implementation.kernel == "nccl send_recv" else np.zeros(len(rows), dtype=bool)
@@ -314,7 +314,7 @@ def _pairs(each: CrossValidatedFit, size: str) -> Any:
 
 
 def _violations(groups: Iterable[MeasuredRows]) -> list[str]:
-    """How many measurements are faster than bounds say anything can be."""
+    """Table of the measurements that are faster than the bounds."""
     counts: dict[str, Any] = defaultdict(lambda: np.zeros(5))
     for rows in groups:
         kept = rows.take(np.flatnonzero(rows.family.fittable(rows.shapes) & (rows.measured > 0)))
@@ -343,7 +343,7 @@ def _violations(groups: Iterable[MeasuredRows]) -> list[str]:
 
 
 def _own() -> Iterator[tuple[str, CrossValidatedFit]]:
-    """What `llmviewer measure` took down on the machines that it ran on, by machine."""
+    """Fits of the tables that `llmviewer measure` recorded, with the machine of each."""
     for path in sorted(MEASUREMENTS.rglob("*.parquet")):
         os.environ["LLMVIEWER_HARDWARE_PATH"] = str(path.parent / "hardware")
         for rows in read(path).rows:
@@ -440,7 +440,7 @@ def _write_transferred(moved: list[Moved]) -> None:
 
 
 def _from(near: str, moved: list[Moved]) -> list[Moved]:
-    """Those from as near; within one maker, not messages over hosts, which are the hosts'."""
+    """Transfers whose source is as near; within one vendor, without messages over hosts, which depend on the host."""
     return [m for m in moved if m[3] == near and (near != SAME_VENDOR or _kind(m[0]) != HOSTED)]
 
 
@@ -598,7 +598,7 @@ def _document(fits: list[KernelFit], moved: list[Moved], further: list[str]) -> 
 
 
 def _place(kernel_fit: KernelFit) -> tuple[str, str, str, str, int]:
-    """In a table by stack, and in its profile."""
+    """Sort key of a fit in a table by implementation, and in its profile."""
     return (
         kernel_fit.device,
         kernel_fit.implementation.library,

@@ -1,4 +1,4 @@
-"""How long a comparison takes: `python benchmarks/comparison.py [--check]`.
+"""Measures the time of a comparison: `python benchmarks/comparison.py [--check]`.
 
 Five models on all devices in four precisions at 64 batches: times, memory, largest batches, and what every pass waits
 for. The fastest of three runs, devices read from their files each time.

@@ -1,4 +1,4 @@
-"""How many kernels are expected in a second on one core, by family, on shapes made up to be all different."""
+"""Measures expected times per second on one core, by kernel family, on shapes that all differ."""
 
 from __future__ import annotations
 

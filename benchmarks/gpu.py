@@ -80,8 +80,8 @@ _TIMED = (  # one of each goal of docs/measuring.md first
 
 
 def check(name: str) -> Iterator[str]:
-    """What is wrong with a kernel, case by case, the likeliest to hang last. What it is at goes to stderr, for where it
-    does not come back.
+    """Yields the errors of a kernel, case by case, with the case most likely to hang last. The current case goes to
+    stderr, in case the kernel hangs.
     """
     import torch
 
@@ -102,7 +102,9 @@ def check(name: str) -> Iterator[str]:
 
 
 def stepped(number: int) -> Iterator[str]:
-    """Of a decode step: whether its graph gives what its launches give, and its time beside that of its bytes."""
+    """Checks a decode step: its CUDA graph gives the results of its launches; prints its time and the bound by its
+    bytes.
+    """
     import torch
 
     model, batch, kv_len = _STEPS[number]

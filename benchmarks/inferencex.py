@@ -1,4 +1,4 @@
-"""How near simulations are to InferenceX: writes docs/inferencex.md and .png from tests/inferencex.csv.
+"""Compares simulations with InferenceX: writes docs/inferencex.md and .png from tests/inferencex.csv.
 
 Run as `python benchmarks/inferencex.py`, which takes some ten minutes of a core, and a Chromium for the picture.
 """
@@ -148,7 +148,7 @@ def main() -> None:
 
 
 def key_of(row: Mapping[str, str], names: Sequence[str]) -> tuple[str, ...]:
-    """What a line of a table is of."""
+    """The key of a table row: the values of `names` in a row of the data."""
     said = {
         **row, "format": "4 bits" if "fp4" in row["quant"] or row["model"] == "gpt-oss-120b" else "8 bits",
         "kind": row["layout"].partition("=")[0] or "tp",
@@ -197,7 +197,7 @@ def _with_drafts(known: Sequence[Drafts]) -> Iterator[list[str]]:
 
 
 def picture(results: Sequence[tuple[Mapping[str, str], Found]], file: Path) -> None:
-    """Some settings: tokens a second of each device, against those of one request."""
+    """Draws tokens per second per device over tokens per second of one request, for some settings."""
     from plotly.subplots import make_subplots
 
     from llmviewer.reports.drawing import BLUE, INK, VERMILLION, frame, log_axis

@@ -1,4 +1,4 @@
-"""How fast llmviewer is, as ratios measured in one run: `python benchmarks/speed.py [--check]`.
+"""Measures the speed of llmviewer as ratios within one run: `python benchmarks/speed.py [--check]`.
 
 start     `llmviewer --help` and a whole `llmviewer analyze`, against `python -c "import numpy"`, processes taken in
           turn and the fastest of each kind compared, since noise only adds
@@ -130,7 +130,7 @@ def extractions() -> list[tuple[str, float]]:
 
 
 def analyses_again(times: int = 3) -> tuple[float, float]:
-    """Of the processor, for the fastest analysis whose graphs are new, and for that of another batch there. [s]"""
+    """CPU time of the fastest analysis with new graphs, and of another batch with the same graphs. [s]"""
     new, again = [], []
     for capacity in range(100, 100 + times):
         for batch, spent in ((1, new), (2, again)):

@@ -1,4 +1,4 @@
-"""How fast the dashboard is: `python benchmarks/web.py [--check]`.
+"""Measures the response times of the dashboard: `python benchmarks/web.py [--check]`.
 
 change  results after a change of a control: llama-3.1-70b on three devices, deepseek-v3 on one; every change is new;
         the minimum of several CPU times, since noise only adds
@@ -78,7 +78,7 @@ def main() -> int:
 
 
 def spent(work: Any, *given: Any) -> float:
-    """Of the processor. [s]"""
+    """CPU time. [s]"""
     start = time.process_time()
     work(*given)
     return time.process_time() - start
@@ -132,7 +132,7 @@ def paint(browser: Browser, url: str) -> tuple[float, float]:
 
 
 def served(browser: Browser, url: str, times: list[tuple[str, float]]) -> float:
-    """Of the least of some changes: what is asked, and its answer. [s]"""
+    """Shortest of some changes in a browser: time on the server from request to answer. [s]"""
     from llmviewer.webapp.screenshots import open_page, wait_until_loaded
 
     page = browser.new_page()

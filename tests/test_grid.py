@@ -160,7 +160,7 @@ def test_layouts_are_an_axis(capsys):
         assert main([*asked, over]) == 2
         assert said in capsys.readouterr().err
     assert main([*asked, "layout=tp=2", "--tp", "4"]) == 2
-    assert "--tp: the axis layout of --over says it too" in capsys.readouterr().err
+    assert "--tp: the axis layout of --over sets it too" in capsys.readouterr().err
 
 
 def test_degrees_are_one_axis_of_layouts(capsys):
@@ -174,7 +174,7 @@ def test_degrees_are_one_axis_of_layouts(capsys):
     asked = ["sweep", "llama-3.1-70b", "h100-sxm", "--over", "tp=1,2"]
     for also, said in (
         (["--over", "layout=tp=4"], "tp: the axis layout also sets this degree; give one of the two"),
-        (["--pp", "2"], "--pp: the axis tp of --over says it too; give one of them"),
+        (["--pp", "2"], "--pp: the axis tp of --over sets it too; give one of them"),
         (["--over", "pp=2,2"], "layout: tp=1 pp=2 is given twice; give each once"),
     ):
         assert main([*asked, *also]) == 2

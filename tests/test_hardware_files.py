@@ -641,7 +641,7 @@ def test_every_file_that_ships_can_be_begun_with(tmp_path):
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ([], "--format yaml is of one device; give its NAME"),
+        ([], "--format yaml needs one device; give its NAME"),
         (["nosuch"], "no hardware 'nosuch'"),
     ],
 )

@@ -152,7 +152,7 @@ def _fbgemm(q: Section, _: Section) -> Stored:
 
 
 def _mxfp4(q: Section, _: Section) -> Stored:
-    """Only experts, as in gpt-oss: modules that are not excluded are experts."""
+    """MXFP4 of experts only, as in gpt-oss: modules that are not excluded are experts."""
     rule = Rule(scheme(NAMED["mxfp4"]))
     return Stored(rules=_excluding(q, rule, keys=_SKIPPED, matching=Matching.SKIPPED))
 

@@ -38,7 +38,7 @@ _LAYER: Final = re.compile(r"(?:layers|h|blocks)\.(\d+)\.")
 
 @dataclass
 class _StoredMatrix:
-    """One matrix or vector of a checkpoint, with its scales and zero points.
+    """A matrix or vector of a checkpoint, with its scales and zero points.
 
     claims  weights of the graph in it, with their sizes
     numel   elements of the matrix; 0 if several are packed into one

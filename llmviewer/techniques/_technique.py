@@ -34,7 +34,7 @@ class Kind(StrEnum):
 
 
 class Requirement(StrEnum):
-    """What a technique requires before it can be switched on, in increasing order.
+    """Requirement for switching on a technique, in increasing order.
 
     NOTHING       nothing: the same weights generate the same text
     OTHER_OUTPUT  changed outputs: the same weights generate other text, or get another prompt

@@ -22,7 +22,7 @@ from .prompts import PrefixCaching
 @technique("no-cache")
 @frozen(kw_only=True)
 class NoCache(Technique):
-    """No KV cache: every token is computed from the whole text before it.
+    """Decoding without a KV cache: every token is computed from the whole text before it.
 
     Effect: a decode step becomes a pass over the prompt and the output so far. No cache is stored.
     Formula: time of m tokens = sum over i < m of a prefill of n + i tokens. The OPs of linears are quadratic in m; with

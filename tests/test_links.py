@@ -197,7 +197,7 @@ def test_of_several_layouts_each_has_the_ways_that_are_of_use_to_it():
     [
         (["--offload-sync"], "offload: sync needs something to transfer; give weights=PART or kv=PART too"),
         (["--kv-transfer", "after"],
-         "--kv-transfer is between two kinds of devices; give --prefill-hardware or --decode-hardware"),
+         "--kv-transfer needs separate prefill and decode workers; give --prefill-hardware or --decode-hardware"),
     ],
 )  # fmt: skip
 def test_ways_to_wait_for_what_is_not_sent_are_refused(options, message, capsys):

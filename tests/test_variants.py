@@ -117,13 +117,13 @@ def test_a_larger_batch_is_weighed_by_all_of_its_sequences():
 def test_the_fastest_library_is_found_by_trying_each():
     base = replace(evaluation("llama-2-7b", "a100-sxm-80gb", batch=1), prompt=1024, kv_len=1025)
     found = {one.phase: one for one in faster_libraries(base)}
-    usual = base.setting.kernels.default_libraries
-    assert len(usual) > 2
+    libraries = base.setting.kernels.default_libraries
+    assert len(libraries) > 2
     for phase in ("prefill", "decode"):
         times = {
-            name: base.changed(base.setting.having(library=name)).expected_pass_s(phase).expected for name in usual
+            name: base.changed(base.setting.having(library=name)).expected_pass_s(phase).expected for name in libraries
         }
-        default = times.pop(usual[0])
+        default = times.pop(libraries[0])
         fastest = min(times, key=times.get)
         if phase in found:
             assert found[phase].speed_up == pytest.approx(default / found[phase].expected_time_s)

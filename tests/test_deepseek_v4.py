@@ -248,8 +248,8 @@ def test_a_mask_of_several_keeps_what_each_keeps():
     mask = Joint((Causal(8), Compressed(4, 6)))
     step = Workload.decode(batch=1, kv_len=100)
     assert evaluate(mask.keys_cached, step) == 8 + 25
-    assert evaluate(mask.read, step) == evaluate(mask.pairs, step) == 8 + 6
-    assert str(mask) == "8 and 4 to 1, best 6"
+    assert evaluate(mask.keys_read, step) == evaluate(mask.pairs, step) == 8 + 6
+    assert str(mask) == "window 8 + 4:1 compressed top-6"
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_sweeps_count_the_passes_too():
 @pytest.mark.parametrize(
     ("model", "asked", "error"),
     [
-        ("llama-2-7b", "", "llama-2-7b generates token by token; a model that denoises keeps no cache"),
+        ("llama-2-7b", "", "llama-2-7b generates token by token; denoising is for models without a KV cache"),
         ("flux.1-dev", ":tokens=8", "tokens must be 0: flux.1-dev has no prediction head"),
         ("llada-8b", ":tokens=100,block=32", "block must divide the 100 tokens; got 32"),
         ("llada-8b", ":tokens=96,block=32,steps=50", "steps must be a multiple of the 3 blocks; got 50"),

@@ -430,7 +430,7 @@ def test_reports_of_an_encoder_know_no_decoding():
     assert json.loads(json.dumps(document))["generation"]["tpot_s"] is None
     assert {line.split(",")[0] for line in REPORT.csv(found).splitlines()[1:]} == {"prefill"}
     markdown, page = REPORT.markdown(found), REPORT.html(found)
-    assert "## One pass: 512 tokens at a context of 512" in markdown
+    assert "## One pass: 512 tokens at context 512" in markdown
     assert "| one pass |" in markdown
     body = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
     assert "One pass" in body
@@ -525,14 +525,14 @@ GOLDEN = {
     ("bert-base-uncased", "--batch", "8", "--prompt", "512"): [
         "one pass           >= 1.34 ms, expected ",
         "throughput         <= 3,046,",
-        "One pass: 4096 tokens at a context of 512, >= 1.34 ms, expected",
+        "One pass: 4,096 tokens at context 512, >= 1.34 ms, expected",
         "attention    12 78.8G     -  302M  -   261 memory  fp16 90.1us",
         "lm_head       1  192G 46.9M  256M  -   633 compute fp16  179us",
     ],
     ("t5-base", "--prompt", "512", "--gen", "64"): [
-        "time to first token    >= 264 us, expected",
-        "latency                >= 5.31 ms, expected ",
-        "throughput             <= 12,0",
+        "TTFT               >= 264 us, expected",
+        "E2E latency        >= 5.31 ms, expected ",
+        "throughput         <= 12,0",
         "cross_k_proj                     12 7.25G 14.2M 9.44M 9.44M   219 memory fp16  9.85us",
         "cross_attention 12 19.2M     - 36.9k 18.9M  1.02 memory fp16  5.64us",
     ],

@@ -67,7 +67,7 @@ def test_layers_of_openelm_have_sizes_of_their_own(changed):
 
 def test_blocks_that_phi_3_small_attends_to():
     """Block-sparse attention against a count of blocks, which the mask takes as fractions."""
-    mask = Strided(window=16 * 64, stride=8, read_of=4)
+    mask = Strided(window=16 * 64, stride=8, blocks_read=4)
     length = 4096
     counted = (
         sum(

@@ -183,7 +183,7 @@ def test_a_stage_of_a_pipeline_hands_on_what_runs_before_it_left():
 def test_pictures_are_a_source_too():
     graph = load_model("kimi-k3-vision").graph.check()
     assert all("embed_tokens" not in block.side_inputs for block in graph.blocks)
-    reading = sum("seen" in block.given for block in graph.blocks)
+    reading = sum("seen" in block.side_inputs for block in graph.blocks)
     assert reading == len(graph.blocks) - 6  # but three of the tower, the projector, the embedding and the first layer
 
 

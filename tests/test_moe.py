@@ -201,7 +201,7 @@ def test_without_skew_nothing_changes():
     assert plain.graph == none.graph
 
 
-def test_skew_changes_what_is_read_of_experts_and_nothing_else():
+def test_skew_changes_what_is_blocks_read_experts_and_nothing_else():
     plain, skewed = (Setting.of("mixtral-8x7b", "h100-sxm", expert_skew=skew).graph for skew in (0, 1.2))
     w = Workload.decode(batch=3, kv_len=9)
     for (_, op), (_, other) in zip(plain, skewed, strict=True):

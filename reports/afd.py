@@ -54,7 +54,7 @@ def tables(result: ExpertDisaggregation) -> list[Table]:
             about="tokens/s: mean per device, disaggregated and colocated (as many devices, each with attention and "
             "experts); attn, experts, links: utilization.",
             head=(
-                "limit", "batch", "parts", "TPOT >=", "expected", "tokens/s", "colocated", "attn", "experts", "links",
+                "limit", "batch", "mb", "TPOT >=", "expected", "tokens/s", "colocated", "attn", "experts", "links",
                 "fits",
             ),
             words=("limit",),
@@ -123,7 +123,7 @@ def _max_batch_text(batch: int | None) -> str:
 
 def basis(result: ExpertDisaggregation) -> str:
     explanation = (
-        f"A token is sent to {result.copies:.3g} expert devices per layer. Parts: micro-batches that alternate between "
+        f"A token is sent to {result.copies:.3g} expert devices per layer. mb: micro-batches, which alternate between "
         "attention and experts. TPOT is at least the time of the busiest of attention, experts and links, and the "
         "latency of one micro-batch."
     )

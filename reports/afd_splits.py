@@ -50,12 +50,12 @@ def tables(result: Splits) -> list[Table]:
     return [
         Table(
             title="Best splits",
-            about="EP: expert devices. tokens/s: mean per device; attn, experts, links: utilization.",
+            about="EP: expert devices. mb: micro-batches. tokens/s: mean per device; attn, experts, links: utilization.",
             head=(
                 "attention",
                 "EP",
                 "batch",
-                "parts",
+                "mb",
                 "TPOT >=",
                 "expected",
                 "tokens/s",
@@ -73,7 +73,7 @@ def remarks(result: Splits) -> list[str]:
     split = result.splits[0]
     best, place = split.result, split.place
     count = f"{len(result.splits)} of {result.tried} splits"
-    lines = [f"{count} fit and meet the target; each with its best batch and parts."]
+    lines = [f"{count} fit and meet the target; each with its best batch and micro-batches."]
     if best.together is not None and best.together[place] > 0:
         together_rate = number_item(best.together[place]).text
         lines.append(

@@ -142,10 +142,13 @@ def test_on_the_command_line(capsys):
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (["--with", SPECULATIVE], "speculative: arranges the passes of an answer; give gen (--gen), its length"),
+        (
+            ["--with", SPECULATIVE],
+            "speculative: changes the passes of a generation; give the output length gen (--gen)",
+        ),
         (
             ["--with", "quantized:scheme=quarot", "--over", "quant=fp8"],
-            "quantized: is W4A4KV4, and the axis quant also sets the precision; give one of the two",
+            "quantized: sets precision W4A4KV4, as the axis quant does; give one of the two",
         ),
         (["--with", "window:size=64", "--with", "window:size=32"], "window is given twice; "),
         (["--with", "magic"], "no technique 'magic': "),

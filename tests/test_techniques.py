@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import astuple, fields, replace
 from functools import cache
+from importlib import import_module
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -233,6 +234,23 @@ def test_a_technique_of_ones_own_may_be_defined_again_and_has_to_say_what_it_is(
         registered("other")(of())
     with pytest.raises(InputError, match=r"^notebook\.Own has no name; put @technique\('NAME'\) above its class$"):
         parse_techniques([of(**whole)()])
+
+
+def test_hooks_of_plugins_work_under_their_names_of_the_last_release(monkeypatch):
+    monkeypatch.setattr("llmviewer.techniques._KINDS", {})
+    with pytest.warns(DeprecationWarning, match=r"^llmviewer\.techniques\.Touches is now Requirement$"):
+        old_enum = import_module("llmviewer.techniques").Touches
+    body = {
+        "__module__": "notebook", "kind": Kind.DECODING, "touches": old_enum.MODEL, "leaves": (1.0, 0.5),
+        "refuses": lambda self, setting, others: "an old reason",
+    }  # fmt: skip
+    with pytest.warns(DeprecationWarning, match=r"^notebook\.Old\.\w+ is now \w+$") as warned:
+        kind = registered("old")(type("Old", (Technique,), body))
+    assert len(warned) == 3
+    assert kind.requires is Requirement.NEW_WEIGHTS
+    assert kind().acceptance_probabilities == (1.0, 0.5)
+    with pytest.raises(InputError, match=r"an old reason"):
+        setting(kind())
 
 
 def test_a_technique_stands_once_and_in_a_list():

@@ -7,6 +7,7 @@ this package, and every plugin (plugins.py), registers its own with `technique`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -41,8 +42,9 @@ def technique(name: str) -> Callable[[_T], _T]:
     """
 
     def register(kind: _T) -> _T:
+        parameters = {field.name for field in fields(kind)}
         for old, new in _RENAMED_HOOKS.items():
-            if old in vars(kind):
+            if old in vars(kind) and old not in parameters:
                 warn(f"{_path(kind)}.{old} is now {new}", DeprecationWarning, stacklevel=2)
                 setattr(kind, new, vars(kind)[old])
         if name in _KINDS and _path(_KINDS[name]) != _path(kind):

@@ -114,7 +114,7 @@ def _names_or_count(names: Sequence[str], plural: str) -> str:
 
 
 def remarks(comparison: Comparison) -> list[str]:
-    """How bounds differ between devices, and notes."""
+    """Differences of bounds between devices, and notes."""
     lines = list(_differences(comparison))
     lines += [
         f"{cell.hardware.name} cannot run {' '.join(_setting(cell, comparison))}: {cell.refused}."

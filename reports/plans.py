@@ -55,7 +55,7 @@ def basis(result: ServicePlan) -> str:
 
 
 def _prefill_workers(result: ServicePlan) -> str:
-    """How prefill workers were tried."""
+    """Assumptions on prefill workers, in words."""
     if not result.kv_transfer:
         return ""
     when = "after" if result.kv_transfer is KvTransfer.AFTER else "during"
@@ -315,7 +315,7 @@ def _why(one: Candidate, result: ServicePlan) -> str:
 
 
 def _factors(result: ServicePlan) -> str:
-    """How many devices each limit rules out, if a text does not name them all."""
+    """Number of devices that each limit rules out, if a text does not name them all."""
     counts = Counter(one.factor for one in result.rejected).most_common()
     if len(result.rejected) <= _MAX_REJECTED_ROWS or len(counts) < 2:
         return ""

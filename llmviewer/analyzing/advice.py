@@ -100,7 +100,7 @@ class _Offers:
 
 
 def _cause(setting: Setting, estimate: Estimate, bound: str, share: float) -> tuple[str, Iterable[Change]]:
-    """What limits a pass for `share` of its time, and changes that may lower its bound."""
+    """The cause of the bound for `share` of the time of a pass, and changes that may lower it."""
     if bound == "memory":
         return _traffic(setting, estimate, share), fewer_bytes(setting)
     if bound == "link":

@@ -353,7 +353,7 @@ def expected(
 
 
 def _concatenated(*several: Spans) -> Spans:
-    """One sequence of points from several."""
+    """Concatenated points of several sequences."""
     columns: dict[str, list[Grid]] = {"batch": [], "q_len": [], "kv_len": [], "logits": []}
     for one in several:
         columns_of_points = np.broadcast_arrays(*(getattr(one, name) for name in columns))

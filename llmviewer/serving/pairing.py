@@ -95,8 +95,8 @@ def waited_s(rate: Num, interval_s: Num, servers: Num) -> Grid:
 def paired_candidates(
     workers: Sequence[PrefillWorker], decoders: Sequence[Candidate], pairing: Pairing, *, cache_bytes: float, load: Load
 ) -> tuple[dict[tuple[object, ...], Candidate], set[Key]]:
-    """For each setting that decodes and each kind of device that may prefill for it, the fewest prefill workers that
-    meet the targets, in the layout with the fewest devices, or those that come closest; and the settings in any pair
+    """The fewest prefill workers that meet the targets, or those that come closest, for each setting that decodes and
+    each kind of device that may prefill for it, in the layout with the fewest devices; and the settings in any pair
     that meets them.
 
     decoders     replicas that only decode, evaluated by themselves
@@ -237,7 +237,7 @@ class _Pairs:
         return np.asarray((self.ratios["rate"] < 1) & (self.worst_ratio <= 1))
 
     def best_candidates(self) -> Iterator[Candidate]:
-        """For each decode setting and kind of prefill device, the pair with fewest devices, or the closest one."""
+        """The pair with fewest devices, or the closest one, for each decode setting and kind of prefill device."""
         names: dict[str, int] = {}
         kind = np.array([names.setdefault(one.device.name, len(names)) for one in self.workers])
         group = self.decode_places * len(names) + kind[self.prefill_places]

@@ -183,7 +183,7 @@ class Search:
         return paired_candidates(prefillers, list(decoders.values()), pairing, cache_bytes=cache_bytes, load=self.load)
 
     def closest(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """For each device or pair that misses the targets in every setting, the candidate that comes closest; nearest
+        """The candidate that comes closest for each device or pair that misses the targets in every setting; closest
         first.
 
         A candidate without a reason is evaluated if none comes closer: the others are then at least as far off.

@@ -28,7 +28,7 @@ class FasterLibrary:
 
 
 def faster_libraries(base: Evaluation) -> tuple[FasterLibrary, ...]:
-    """For each phase the fastest library, if it is not the default; nothing if the user chose a library.
+    """The fastest library of each phase, if it is not the default; nothing if the user chose a library.
 
     Libraries with more unmodelled time than the default are left out, as they would look fast by their bounds.
     """

@@ -99,7 +99,7 @@ class Variant:
 
     @property
     def gain(self) -> float:
-        """How many times better the objective is for all sequences together, at the bound, whether or not it fits."""
+        """Factor by which the objective improves for all sequences together, at the bound, whether or not it fits."""
         return self._gain(self.base.bounds, self.result.bounds)
 
     @property

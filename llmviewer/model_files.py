@@ -547,8 +547,10 @@ def _of_diffusers(config: Section) -> Section:
 
     named = config.text("_class_name")
     if named not in diffusers.CLASSES:
-        known = ", ".join(diffusers.CLASSES)
-        raise config.error("_class_name", f"is a diffusers config of {named}, which is not analyzed; {known} are")
+        known_classes = ", ".join(diffusers.CLASSES)
+        raise config.error(
+            "_class_name", f"is a diffusers config of {named}, which is not analyzed; {known_classes} are"
+        )
     return Section({**config.data, "model_type": named}, config.file, config.prefix)
 
 

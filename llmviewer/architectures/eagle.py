@@ -74,7 +74,7 @@ class Fusing(Decoder):
 
 @architecture("eagle3")
 def build_eagle3(config: Section, fmt: Format) -> Graph:
-    """One fusing layer, or others after it, and a head of the most frequent words."""
+    """A fusing layer, further layers if any, and a head of the most frequent words."""
     _check_layers(config)
     config.ignore("norm_before_residual", "bias", "target_model_type")
     count = config.count("num_hidden_layers")
@@ -111,7 +111,7 @@ def _fused_width(config: Section) -> int:
 
 @architecture("eagle")
 def build_eagle(config: Section, fmt: Format) -> Graph:
-    """One projection of embedding and hidden state, then layers, the first without a norm; the head is the model's."""
+    """A projection of embedding and hidden state, then layers, the first without a norm; the head is the model's."""
     _check_layers(config)
     plain = Layer(mixer=attention(config), feed_forward=gated_mlp(config))
     first = UnnormedLayer(mixer=plain.mixer, feed_forward=plain.feed_forward, name="first")

@@ -52,7 +52,7 @@ def latent_attention(
     rope_dim: int | None = 64,
     value_dim: int | None = 128,
 ) -> _L:
-    """Latent attention of the config; sizes are defaults, and a size of None is required. A q_lora_rank of null is none:
+    """Latent attention of the config; sizes are defaults, and a size of None is required. A null q_lora_rank is none:
     queries are projected directly.
     """
     direct = "q_lora_rank" in config and config.get("q_lora_rank") is None

@@ -50,7 +50,7 @@ def tables(result: Splits) -> list[Table]:
     return [
         Table(
             title="Best splits",
-            about="EP: expert devices. mb: micro-batches. tokens/s: mean per device; attn, experts, links: utilization.",
+            about="EP: expert devices. mb: micro-batches. tokens/s: mean per device; the rest: utilization.",
             head=(
                 "attention",
                 "EP",

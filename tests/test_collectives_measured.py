@@ -65,7 +65,8 @@ def _bound_us(device, kind, ranks, size=BYTES):
     x = Tensor(name="x", width=size // 2, format=FP16)
     op = kind(name="c", inputs=(x,), outputs=(x,), group=network.group("tp"))
     rates, step = network.linked().rates, Workload.decode(batch=1, kv_len=1)
-    return 1e6 * max(evaluate(f, step) / rates[r] for r, f in op.link_traffic().items() if r.unit in (Unit.LINK, Unit.HOP))
+    traffic = {r: f for r, f in op.link_traffic().items() if r.unit in (Unit.LINK, Unit.HOP)}
+    return 1e6 * max(evaluate(form, step) / rates[resource] for resource, form in traffic.items())
 
 
 @pytest.mark.parametrize(("device", "kind", "ranks"), MEASURED)

@@ -38,6 +38,7 @@ class DenseAndExperts(Layer):
 
 @architecture("arctic")
 def build(config: Section, fmt: Format) -> Graph:
+    """Snowflake Arctic: dense layers alternate with routed experts, which stand beside a residual MLP."""
     ignore_router_fields(
         config, "enable_expert_tensor_parallelism", "moe_eval_capacity_factor", "moe_min_capacity",
         "moe_token_dropping", "moe_train_capacity_factor", "max_sequence_length", "quantization",

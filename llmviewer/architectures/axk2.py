@@ -64,6 +64,7 @@ def _scaled(name: str, x: Tensor, gate: Tensor) -> Elementwise:
 
 @architecture("axk2")
 def build(config: Section, fmt: Format) -> Graph:
+    """A.X K2: DeepSeek-V3.2's sparse latent attention, with a low-rank gate after the norms of every branch."""
     ignore_router_fields(config, "rope_interleave")
     # Keys and values are expanded for every head, and heads are as wide as their parts.
     config.ignore("num_key_value_heads", "head_dim", "qk_head_dim")

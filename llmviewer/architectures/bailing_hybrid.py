@@ -40,6 +40,7 @@ _ABSENT: Final = (
 
 @architecture("bailing_hybrid")
 def build(config: Section, fmt: Format) -> Graph:
+    """Ling 3.0: Kimi delta attention and gated latent attention, experts; Ling 2.5 and 2.6: lightning attention."""
     named = config.get("architectures")
     if named == [_BEFORE]:
         return _before(config, fmt)

@@ -34,12 +34,14 @@ _IGNORED = """
 
 @architecture("bailing_moe", "bailing_moe_v2")
 def build(config: Section, fmt: Format) -> Graph:
+    """Ling 1.5 and 2.0: grouped-query attention in every layer, dense layers first, then experts."""
     sparse = first_dense(config, default=0)
     return _graph(config, fmt, [False] * len(sparse), sparse)
 
 
 @architecture("bailing_moe_linear", "bailing_moe_linear_v2")
 def build_linear(config: Section, fmt: Format) -> Graph:
+    """Ring-linear 2.0: Ling 2.0 with linear attention in most layers."""
     config.ignore("linear_rope")
     return _graph(config, fmt, linear_layers(config), first_dense(config, default=0))
 
@@ -59,6 +61,7 @@ def _graph(config: Section, fmt: Format, linear: list[bool], sparse: list[bool])
 
 
 def attention(config: Section) -> SelfAttention:
+    """Grouped-query attention of Ling: fused QKV, norms of heads and partial rotation where the config says so."""
     heads = grouped_heads(config)
     return SelfAttention(
         heads=heads,

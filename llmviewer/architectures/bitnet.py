@@ -34,6 +34,7 @@ class NormedMlp(Mlp):
 
 @architecture("bitnet")
 def build(config: Section, fmt: Format) -> Graph:
+    """BitNet b1.58: LLaMA with a squared-ReLU MLP and norms before the output projections."""
     heads, bias = grouped_heads(config), config.flag("attention_bias", default=False)
     attention = NormedAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=bias, o_bias=bias)
     mlp = NormedMlp(**vars(gated_mlp(config, act="relu2")))

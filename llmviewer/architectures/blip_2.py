@@ -54,6 +54,7 @@ _QUERIES_IGNORED: Final = "vocab_size max_position_embeddings use_qformer_text_i
 
 @architecture("blip-2")
 def build(config: Section, fmt: Format) -> Graph:
+    """BLIP-2: a ViT and a Q-Former of learned queries before OPT or Flan-T5."""
     text, width = language(_with_text(config), fmt, "opt")
     config.ignore(*_IGNORED.split())
     if config.get("vision_config") is None:
@@ -73,6 +74,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("instructblip", "instructblipvideo")
 def build_instruct(config: Section, fmt: Format) -> Graph:
+    """InstructBLIP: BLIP-2 whose Q-Former also reads the instruction."""
     text, width = language(_with_text(config), fmt, "opt")
     config.ignore(*_IGNORED.split(), "video_token_index", "image_token_index")
     tower = _tower(filled(part(config, "vision_config"), TOWERS["Blip2VisionConfig"]))

@@ -39,6 +39,7 @@ _TEXTS: Final = {  # as transformers.CLIPTextConfig has it
 
 @architecture("clip", "metaclip_2")
 def build(config: Section, fmt: Format) -> Graph:
+    """CLIP and MetaCLIP 2: an image tower and a text tower, or an image classifier (CLIPForImageClassification)."""
     config.ignore(*_IGNORED)
     if "ForImageClassification" in str(config.data.get("architectures")):
         return _classifier(config, fmt)
@@ -66,6 +67,7 @@ def _classifier(config: Section, fmt: Format) -> Graph:
 
 @architecture("clip_vision_model", "metaclip_2_vision_model")
 def build_pictures(config: Section, fmt: Format) -> Graph:
+    """CLIP's image tower alone, pooled and projected (CLIPVisionModelWithProjection)."""
     config.ignore(*_IGNORED)
     tower = clip_tower(config, post_norm=False)
     return Graph((*tower.blocks(fmt, WHOLE_PASS), _pooled(tower, fmt, _projection(config))))
@@ -73,6 +75,7 @@ def build_pictures(config: Section, fmt: Format) -> Graph:
 
 @architecture("clip_text_model", "metaclip_2_text_model")
 def build_texts(config: Section, fmt: Format) -> Graph:
+    """CLIP's text tower alone, pooled and projected (CLIPTextModelWithProjection)."""
     config.ignore(*_IGNORED)
     return Graph(tuple(_texts(config, fmt, _projection(config))))
 

@@ -34,6 +34,7 @@ _AYA_PICTURES = TOWERS["AyaVisionConfig"] | {"vision_use_head": False}
 
 @architecture("cohere2_vision")
 def build(config: Section, fmt: Format) -> Graph:
+    """Command A Vision: a SigLIP tower over up to 12 tiles and a thumbnail, before Command A (cohere2)."""
     config.ignore("image_token_id")
     text = filled(language_model(config), {"tie_word_embeddings": True})
     text = filled(text, instead={"tie_word_embeddings": tied_of(config, text)})
@@ -53,6 +54,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("aya_vision")
 def build_aya(config: Section, fmt: Format) -> Graph:
+    """Aya Vision: a SigLIP tower over up to 12 tiles and a thumbnail, before Command R (cohere2)."""
     language, hidden = language_of(config, fmt, "cohere2")
     config.ignore("adapter_layer_norm_eps")
     if config.get("vision_config") is None:

@@ -34,12 +34,14 @@ from .blocks.parts import Parts, result
 
 @architecture("deepseek_v2")
 def build_v2(config: Section, fmt: Format) -> Graph:
+    """DeepSeek-V2: latent attention and routed experts beside shared ones; no leading dense layers by default."""
     require_false(config, "mlp_bias", "biases of these MLPs are not modelled")
     return _graph(config, fmt, first_dense(config, default=0))
 
 
 @architecture("deepseek_v3", "kimi_k2")
 def build_v3(config: Section, fmt: Format) -> Graph:
+    """DeepSeek-V3, R1 and Kimi K2: latent attention, three leading dense layers by default, then experts."""
     ignore_router_fields(config, "rope_interleave")
     return _graph(config, fmt, first_dense(config, default=3))
 

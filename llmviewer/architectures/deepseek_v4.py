@@ -34,6 +34,7 @@ _NAMES: Final = {_WINDOW: "window", _CHOSEN: "csa", _ALL: "hca"}
 
 @architecture("deepseek_v4", "deepseek_ref")
 def build(config: Section, fmt: Format) -> Graph:
+    """DeepSeek-V4: windowed attention with compressed entries, hyper-connections and experts."""
     ignore_router_fields(config, "swiglu_limit", "hc_eps", "compress_rope_theta", "expert_dtype", "mlp_bias")
     if config.integer("num_key_value_heads", 1) != 1:
         raise config.error("num_key_value_heads", "must be 1: queries of all heads share their keys and values")

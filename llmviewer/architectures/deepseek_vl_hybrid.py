@@ -28,6 +28,7 @@ _SAM_IGNORED: Final = "num_pos_feats model_type"
 
 @architecture("deepseek_vl_hybrid")
 def build(config: Section, fmt: Format) -> Graph:
+    """DeepSeek-VL 7B: SigLIP and Segment Anything towers, features side by side, before a Llama."""
     text, width = language(filled(config, {"tie_word_embeddings": True, "text_config": {}}), fmt, "llama")
     section = vision(filled(config, {"vision_config": {}}))
     high = part(config, "high_res_vision_config")

@@ -47,6 +47,7 @@ _MOST_TILES: Final = 9
 
 @architecture("deepseek_vl_v2")
 def build(config: Section, fmt: Format) -> Graph:
+    """DeepSeek-VL2: a SigLIP tower over tiles and a thumbnail, before a DeepSeek-V2."""
     config.ignore(*_IGNORED.split())
     text, width = _text(config, fmt)
     section = part(config, "vision_config")

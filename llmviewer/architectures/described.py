@@ -67,6 +67,7 @@ _T = TypeVar("_T")
 
 @architecture("described")
 def build(config: Section, fmt: Format) -> Graph:
+    """Decoder whose layers the config file describes one by one."""
     hidden = config.integer("hidden_size")
     layers = _layers(config, hidden)
     return decoder(

@@ -38,6 +38,7 @@ class DifferentialAttention(SelfAttention):
 
 @architecture("diffllama")
 def build(config: Section, fmt: Format) -> Graph:
+    """DiffLlama: LLaMA with differential attention over pairs of heads."""
     config.ignore("lambda_std_dev")
     heads, bias = grouped_heads(config), config.flag("attention_bias", default=False)
     if heads.num_kv_heads % 2:

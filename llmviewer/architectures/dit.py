@@ -29,6 +29,7 @@ _CONDITION: Final = "condition"
 
 @architecture("dit")
 def build(config: Section, fmt: Format) -> Graph:
+    """DiT: transformer blocks with adaptive norms over latent patches; a pass is one denoising step."""
     hidden, depth = config.integer("hidden_size", 1152), config.count("depth", 28)
     channels, patch, side = (
         config.integer("in_channels", 4),

@@ -113,6 +113,7 @@ class ScaledHead(Decoder):
 
 @architecture("dory")
 def build(config: Section, fmt: Format) -> Graph:
+    """Dory: nGPT layers on the unit sphere, the middle ones run several times with a KV cache per run."""
     config.ignore("ngpt_alpha_init", "initializer_range")
     config.choice("recurrent_kv_cache_mode", ("per_loop",), "per_loop")
     for key in ("attention_bias", "mlp_bias"):

@@ -44,6 +44,7 @@ _MEDIA: Final = "audio_token_id image_token_id video_token_id"
 
 @architecture("dots3_note_text")
 def build(config: Section, fmt: Format) -> Graph:
+    """Dots 3 Note: gated latent attention, sparse or windowed by layer, and experts."""
     # Keys and values are expanded for every head, and heads are as wide as their parts.
     ignore_router_fields(
         config, "rope_interleave", "num_key_value_heads", "head_dim", "qk_head_dim", "swa_num_key_value_heads"

@@ -71,6 +71,7 @@ class TwoKinds:
 
 @architecture("ernie4_5_vl_moe")
 def build(config: Section, fmt: Format) -> Graph:
+    """ERNIE 4.5 VL: a ViT before layers with separate experts for text and image tokens and a shared one."""
     config.ignore(*_IGNORED.split())
     given = language_model(config)
     tied_flags = [c.flag("tie_word_embeddings", default=True) for c in (config, given) if "tie_word_embeddings" in c]

@@ -16,6 +16,7 @@ from .blocks.parts import NormKind, activation, heads_of
 
 @architecture("falcon", "RefinedWeb", "RefinedWebModel")
 def build(config: Section, fmt: Format) -> Graph:
+    """Falcon: attention and MLP in parallel, multi-query (7B) or grouped-query (40B, 180B)."""
     hidden = config.integer("hidden_size")
     return decoder(
         config,

@@ -124,6 +124,7 @@ class DualLayer(Layer):
 
 @architecture("florence2")
 def build(config: Section, fmt: Format) -> Graph:
+    """Florence-2: a DaViT tower before BART's encoder and decoder."""
     filled_config = filled(config, {"text_config": {}})
     section = filled(language_model(filled_config), _BART, instead={"model_type": "bart"})
     text = builder(section)(section, fmt)

@@ -178,6 +178,7 @@ class Gemma3nDecoder(Gemma4Decoder):
 
 @architecture("gemma3n_text")
 def build(config: Section, fmt: Format) -> Graph:
+    """Gemma 3n's language model: AltUp streams, low-rank Laurel paths and per-layer embeddings."""
     return _decoder(filled(config, _TEXT)).graph(fmt)
 
 

@@ -182,6 +182,7 @@ def _unweighted(parts: Parts, name: str, x: Tensor) -> Norm:
 
 @architecture("gemma4_text")
 def build(config: Section, fmt: Format) -> Graph:
+    """Gemma 4's language model: sliding-window layers, wider heads in global ones, and shared KV caches."""
     return _decoder(filled(config, TEXT_CLASSES["Gemma4TextConfig"])).graph(fmt)
 
 

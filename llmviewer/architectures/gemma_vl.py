@@ -26,6 +26,7 @@ _TOKENS: Final = 256
 
 @architecture("gemma3", "shieldgemma2")
 def build(config: Section, fmt: Format) -> Graph:
+    """Gemma 3 and ShieldGemma 2: a SigLIP tower whose patches are averaged to 256 tokens an image."""
     text, width = language(config, fmt, "gemma3_text")
     tokens = config.integer("mm_tokens_per_image", _TOKENS)
     if config.get("vision_config") is None:

@@ -84,6 +84,7 @@ class MeanOfStreams(HyperConnections):
 
 @architecture("glm5_next_text")
 def build(config: Section, fmt: Format) -> Graph:
+    """GLM-5.3-Flash's language model: Kimi delta attention, sparse latent attention, hyper-connections, experts."""
     ignore_router_fields(config, *_IGNORED.split())
     require_false(config, "mlp_bias", "biases of these MLPs are not modelled")
     hyper = MeanOfStreams(streams=config.integer("hc_mult", 4), iterations=config.integer("hc_sinkhorn_iters", 20))

@@ -128,11 +128,13 @@ def _behind_ocr_tower(config: Section, language: Graph, fmt: Format, *, inner: i
 
 @architecture("glm4v_text")
 def build_text(config: Section, fmt: Format) -> Graph:
+    """GLM-4.1V's language model: a dense GLM-4."""
     return _dense(config, fmt)
 
 
 @architecture("glm4v_moe_text")
 def build_sparse_text(config: Section, fmt: Format) -> Graph:
+    """GLM-4.5V's language model: GLM-4.5 with routed experts."""
     return _sparse(config, fmt)
 
 

@@ -63,6 +63,7 @@ _WAVES: Final = 256
 
 @architecture("gr00t_n1_5")
 def build(config: Section, fmt: Format) -> Graph:
+    """GR00T N1.5: an Eagle vision-language backbone and a diffusion transformer that denoises actions."""
     sections = [config, part(config, "backbone_cfg"), part(config, "action_head_cfg")]
     _, backbone, head = sections
     dit, vl_config = part(head, "diffusion_model_cfg"), part(head, "vl_self_attention_cfg")

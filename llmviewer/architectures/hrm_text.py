@@ -55,6 +55,7 @@ class TwoStacks(Decoder):
 
 @architecture("hrm_text")
 def build(config: Section, fmt: Format) -> Graph:
+    """HRM-Text: a slow and a fast stack of layers, run in turn, with a KV cache for each run."""
     config.ignore(*_IGNORED.split())
     require_false(config, "attention_bias", "biases of this attention are not modelled")
     heads = replace(grouped_heads(config), num_kv_heads=config.integer("num_attention_heads"))

@@ -49,6 +49,7 @@ def build_text(config: Section, fmt: Format) -> Graph:
 
 @architecture("hunyuan_vl")
 def build(config: Section, fmt: Format) -> Graph:
+    """HunYuan-VL and HunyuanOCR: a native-resolution ViT, 2 x 2 patches a token, before HunYuan."""
     config.ignore(*_MEDIA.split())
     text_config = language_model(config) if config.get("text_config") is not None else config
     tied = tied_of(config, filled(text_config, {"tie_word_embeddings": True}))
@@ -79,6 +80,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("hy_v4_vl")
 def build_hy4(config: Section, fmt: Format) -> Graph:
+    """Hy4 with vision: a native-resolution ViT, 2 x 2 patches a token, before Hy4."""
     config.ignore(*_MEDIA.split())
     graph, width = language(config, fmt, "hy_v4_vl_text")
     if config.get("vision_config") is None:

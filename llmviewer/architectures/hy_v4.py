@@ -43,6 +43,7 @@ def build_text(config: Section, fmt: Format) -> Graph:
 
 @architecture("hy_v4")
 def build(config: Section, fmt: Format) -> Graph:
+    """Hy4: sparse latent attention with sinks and gates, several residual streams, experts."""
     ignore_router_fields(config, *_IGNORED.split())
     for key in _PRESENT:
         require_true(config, key, "no published model of this architecture goes without")

@@ -20,6 +20,7 @@ from .blocks.recurrent import Hyena
 
 @architecture("stripedhyena")
 def build(config: Section, fmt: Format) -> Graph:
+    """StripedHyena: Hyena blocks (long convolutions as recurrences) among attention layers."""
     hidden, layers = config.integer("hidden_size", 4096), config.count("num_layers", 32)
     network = Mlp(inner=_inner(config, hidden), act=activation(config, "mlp_activation", "silu"), gated=True)
     hyena = Layer(mixer=_hyena(config, hidden), feed_forward=network, name="hyena")

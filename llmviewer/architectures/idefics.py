@@ -39,6 +39,7 @@ _TILES: Final = 4  # tiles to the longer side, in the processors of all publishe
 
 @architecture("idefics2")
 def build(config: Section, fmt: Format) -> Graph:
+    """Idefics2: a SigLIP tower at native aspect ratio, resampled to 64 learned queries, before Mistral."""
     text, width = language(config, fmt, "mistral")
     if config.get("vision_config") is None:
         return text

@@ -144,6 +144,7 @@ class WeighedExperts(Experts):
 
 @architecture("inkling_mm_model")
 def build(config: Section, fmt: Format) -> Graph:
+    """Inkling: the language model with image patches folded to tokens; audio weights are counted as memory only."""
     config.ignore(*_MEDIA.split())
     text = config.section("text_config")
     graph, width = build_text(text, fmt), text.integer("hidden_size")
@@ -174,6 +175,7 @@ def _heard(config: Section, width: int) -> dict[str, tuple[int, ...]]:
 
 @architecture("inkling_text")
 def build_text(config: Section, fmt: Format) -> Graph:
+    """Inkling's language model: sliding windows in five of six layers, learned distance biases, experts."""
     ignore_router_fields(config, *_IGNORED.split())
     for key, default in _REQUIRED_VALUES.items():
         if config.flag(key, default=default) != default:

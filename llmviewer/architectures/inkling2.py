@@ -178,6 +178,7 @@ def attended(parts: Parts, mixer: Mixer, inputs: list[Tensor]) -> tuple[Operator
 
 @architecture("inkling2", "inkling2_loop")
 def build(config: Section, fmt: Format) -> Graph:
+    """Inkling 2: a ViT over native-size images, 2 x 2 patches a token, before its language model."""
     config.ignore("image_token_id", "tie_word_embeddings")
     text, width = language(config, fmt, f"{config.text('model_type')}_text")
     if config.get("vision_config") is None:
@@ -212,6 +213,7 @@ def _tower(section: Section, grid: PatchGrid) -> Tower:
 
 @architecture("inkling2_text")
 def build_text(config: Section, fmt: Format) -> Graph:
+    """Inkling 2's language model: gated attention, block attention residuals, experts in every layer."""
     plain = plain_decoder(filled(config, _FIELDS))
     runs = sourced(plain, config.integer("n_layers_per_attn_res_block", 6))
     clipped = [ClippedLayer(**vars(layer)) for layer in runs.layers]

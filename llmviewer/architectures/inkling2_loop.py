@@ -158,6 +158,7 @@ def _of_messages(op: Operator) -> bool:
 
 @architecture("inkling2_loop_text")
 def build_text(config: Section, fmt: Format) -> Graph:
+    """Inkling 2 Mini's language model: layers that run several times, each run with a KV cache of its own."""
     config = filled(config, _FIELDS)
     loop, plain = Loop.of(config), plain_decoder(config)
     layers = [_layer(loop, plain.layers[index], index, turn) for index, turn in loop.runs()]

@@ -54,6 +54,7 @@ _FIRST_TOWER_IGNORED: Final = """
 
 @architecture("internvl")
 def build(config: Section, fmt: Format) -> Graph:
+    """InternVL: an InternViT over tiles of 448 x 448 pixels, pixel shuffle and an MLP, before Qwen2 by default."""
     return _build(config, fmt, "qwen2", bias=False)
 
 

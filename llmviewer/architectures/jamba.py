@@ -19,6 +19,7 @@ from .blocks.state_space import Mamba
 
 @architecture("jamba")
 def build(config: Section, fmt: Format) -> Graph:
+    """Jamba: Mamba and attention layers in a fixed period, experts in some layers and an MLP in the others."""
     hidden = config.integer("hidden_size")
     mixers: dict[bool, tuple[str, Mixer]] = {
         True: ("attention", _attention(config, hidden)),

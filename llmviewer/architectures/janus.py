@@ -40,6 +40,7 @@ _IGNORED: Final = "vision_use_head num_image_tokens hidden_dropout_rate projecti
 
 @architecture("deepseek_vl")
 def build_vl(config: Section, fmt: Format) -> Graph:
+    """DeepSeek-VL 1.3B: a SigLIP tower and an MLP before a Llama."""
     text, width = language(filled(config, _TIED), fmt, "llama")
     if config.get("vision_config") is None:
         return text
@@ -53,6 +54,7 @@ def build_vl(config: Section, fmt: Format) -> Graph:
 
 @architecture("janus")
 def build(config: Section, fmt: Format) -> Graph:
+    """Janus: a SigLIP tower and an MLP before a Llama; the image generator is counted as memory only."""
     text, _ = language(filled(config, _TIED), fmt, "llama")
     if config.get("vision_config") is None:
         return text

@@ -69,11 +69,13 @@ class MixtureOfAttention:
 
 
 def biased(parts: Parts, op: Operator) -> Operator:
+    """The projection `op` with a bias vector as its only weight."""
     return replace(op, weights=(parts.weight(f"{op.name}.bias", op.result.width),))
 
 
 @architecture("jetmoe")
 def build(config: Section, fmt: Format) -> Graph:
+    """JetMoE: mixtures of attention heads and of MLPs, with keys and values shared by all experts."""
     ignore_router_fields(config, *_IGNORED.split())
     count = config.integer("num_local_experts", 8)
     chosen = checked_top_k(

@@ -61,6 +61,7 @@ class LatentExperts(Experts):
 
 @architecture("kimi_linear")
 def build(config: Section, fmt: Format) -> Graph:
+    """Kimi Linear and K3's language model: Kimi delta attention 3:1 with latent attention, experts."""
     ignore_router_fields(
         config, "moe_renormalize", "moe_router_activation_func", "num_expert_group", "use_grouped_topk"
     )

@@ -44,6 +44,7 @@ _IGNORED: Final = "text_hidden_size projector_ln_eps pos_emb_type init_pos_emb_t
 
 @architecture("kimi_k25")
 def build(config: Section, fmt: Format) -> Graph:
+    """Kimi K2.5: a MoonViT at native resolution, 2 x 2 patches a token, before Kimi K2."""
     text, graph = _language(config, fmt, ("deepseek_v3", "kimi_k2"), build_v3)
     if config.get("vision_config") is None:
         return graph
@@ -61,6 +62,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("kimi_k3")
 def build_k3(config: Section, fmt: Format) -> Graph:
+    """Kimi K3: a MoonViT at native resolution, 2 x 2 patches a token, before a Kimi Linear."""
     text, graph = _language(config, fmt, ("kimi_linear",), build_linear)
     if config.get("vision_config") is None:
         return graph

@@ -58,6 +58,7 @@ class NormInside:
 
 @architecture("kosmos-2")
 def build(config: Section, fmt: Format) -> Graph:
+    """Kosmos-2: CLIP and a resampler of learned queries before a decoder with norms inside its branches."""
     section = filled(part(config, "text_config"), _TEXT)
     text = _text(section, fmt, inside=True)
     vision_section = part(config, "vision_config")

@@ -31,6 +31,7 @@ _IGNORED: Final = """
 
 @architecture("laguna")
 def build_laguna(config: Section, fmt: Format) -> Graph:
+    """Laguna: alternating sliding-window layers with more heads, gated by head; experts beside a shared one."""
     ignore_router_fields(config, *_IGNORED.split())
     require_false(config, "use_bidirectional_attention", "no published model of this architecture sees ahead")
     shared = config.integer("shared_expert_intermediate_size", 512)
@@ -48,6 +49,7 @@ def build_laguna(config: Section, fmt: Format) -> Graph:
 
 @architecture("mellum")
 def build_mellum(config: Section, fmt: Format) -> Graph:
+    """Mellum: alternating sliding-window layers with QK norms, experts in every layer."""
     ignore_router_fields(config)
     networks = _networks(config, ["sparse"] * config.count("num_hidden_layers"))
 

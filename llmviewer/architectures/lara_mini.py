@@ -26,6 +26,7 @@ _DELTA: Final = {
 
 @architecture("lara_mini")
 def build(config: Section, fmt: Format) -> Graph:
+    """Lara 4 Mini: gated delta rule, sliding-window and full attention in turn; experts beside a shared one."""
     ignore_router_fields(config)
     require_false(config, "attention_bias", "biases of this attention are not modelled")
     config = filled(config, _DELTA)

@@ -22,6 +22,7 @@ _SLIDING = "sliding_attention"
 
 @architecture("lfm2")
 def build(config: Section, fmt: Format) -> Graph:
+    """LFM2: gated short convolutions in most layers, grouped-query attention in some, a SwiGLU MLP."""
     mlp = Mlp(inner=_adjusted(config), act="silu", gated=True)
     config.ignore("conv_dim", "conv_dim_out", "block_dim", "block_mlp_init_scale", "block_out_init_scale")
     config.ignore("block_norm_eps", "block_use_swiglu", "block_use_xavier_init", "conv_use_xavier_init", "num_heads")
@@ -30,6 +31,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("lfm2_moe")
 def build_moe(config: Section, fmt: Format) -> Graph:
+    """LFM2-MoE: LFM2 with leading dense layers and routed experts in the others."""
     moe = experts(config, "num_experts", "num_experts_per_tok", inner=config.integer("moe_intermediate_size"))
     mlp = Mlp(inner=config.integer("intermediate_size"), act=moe.act, gated=True)
     dense = config.count("num_dense_layers", 2, least=0)
@@ -40,6 +42,7 @@ def build_moe(config: Section, fmt: Format) -> Graph:
 
 @architecture("lfm3")
 def build_lfm3(config: Section, fmt: Format) -> Graph:
+    """LFM3: short convolutions, sliding-window and full attention with gates of heads, sandwich norms."""
     heads = grouped_heads(config, kv_heads=4)
     full = attention(
         config,

@@ -33,6 +33,7 @@ _IGNORED: Final = """
 
 @architecture("lfm2_vl")
 def build(config: Section, fmt: Format) -> Graph:
+    """LFM2-VL: a SigLIP 2 tower over tiles and a thumbnail, 2 x 2 patches a token, before LFM2."""
     tied = config.flag(config.first("tie_embedding", "tie_word_embeddings"), default=True)
     config.ignore(*_IGNORED.split())
     text, width = language(filled(config, instead={"tie_word_embeddings": tied}), fmt, "lfm2")

@@ -60,6 +60,7 @@ class PictureConv:
 
 @architecture("lfm3_vl")
 def build(config: Section, fmt: Format) -> Graph:
+    """LFM3-VL: a tower of gated convolutions and attention, 2 x 2 patches a token, before LFM3."""
     config.ignore(*_IGNORED.split())
     tied = tied_of(filled(config, {"tie_word_embeddings": True}), config.section("text_config"))
     graph, width = language(filled(config, instead={"tie_word_embeddings": tied}), fmt, "lfm3")

@@ -31,6 +31,7 @@ _CHUNK = 8192  # where config.json says nothing, as transformers.Llama4TextConfi
 
 @architecture("llama4")
 def build(config: Section, fmt: Format) -> Graph:
+    """Llama 4: a ViT over up to 16 tiles and a thumbnail, before its language model."""
     text = language_model(config)
     graph = build_text(text, fmt)
     if config.get("vision_config") is None:
@@ -61,6 +62,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("llama4_text")
 def build_text(config: Section, fmt: Format) -> Graph:
+    """Llama 4's language model: chunked attention in three of four layers, experts beside a shared one."""
     ignore_router_fields(config, "attn_temperature_tuning", "floor_scale", "attn_scale", "for_llm_compressor")
     inner = config.integer("intermediate_size")
     moe = experts(config, "num_local_experts", "num_experts_per_tok", inner=inner, shared=inner)

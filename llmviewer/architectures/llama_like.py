@@ -35,6 +35,7 @@ _XIELU = "xielu"
 
 @architecture("granite_swa")
 def build_granite_swa(config: Section, fmt: Format) -> Graph:
+    """Granite with sliding-window layers and a gated MLP."""
     return granite_swa(config, fmt, gated_mlp(config), tied=True)
 
 

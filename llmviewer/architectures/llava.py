@@ -55,6 +55,7 @@ _NEXT_IGNORED: Final = """
 
 @architecture("llava")
 def build(config: Section, fmt: Format) -> Graph:
+    """LLaVA: a CLIP tower and a two-layer MLP before a Llama by default."""
     text, width = language(config, fmt, "llama")
     config.ignore("image_seq_length", "pad_token_id", "projector_hidden_size")
     if config.get("vision_config") is None:
@@ -67,6 +68,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("vipllava")
 def build_vip(config: Section, fmt: Format) -> Graph:
+    """ViP-LLaVA: features of five CLIP layers, a norm and an MLP before a Llama by default."""
     text, width = language(config, fmt, "llama")
     config.ignore("image_seq_length", "projector_layernorm_eps")
     if config.get("vision_config") is None:
@@ -132,6 +134,7 @@ def build_next(config: Section, fmt: Format) -> Graph:
 
 @architecture("llava_onevision")
 def build_onevision(config: Section, fmt: Format) -> Graph:
+    """LLaVA-OneVision: a SigLIP tower over tiles and the whole image, before Qwen2 by default."""
     aspect_ratio = config.text("vision_aspect_ratio", "anyres_max_9")
     if not aspect_ratio.removeprefix("anyres_max_").isdecimal():
         raise config.error("vision_aspect_ratio", f"must be anyres_max_ and a number of tiles; got {aspect_ratio!r}")

@@ -60,6 +60,7 @@ def _renamed(operators: Iterable[Operator], output_name: str) -> list[Operator]:
 
 @architecture("longcat_flash")
 def build(config: Section, fmt: Format) -> Graph:
+    """LongCat-Flash: two latent attentions and two MLPs a layer, experts in parallel, some without weights."""
     ignore_router_fields(
         config, "rope_interleave", "mla_scale_q_lora", "mla_scale_kv_lora", "router_dtype", "params_dtype"
     )

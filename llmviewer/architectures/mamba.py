@@ -15,6 +15,7 @@ from .blocks.state_space import SILU, Mamba, Mamba2
 
 @architecture("mamba", "falcon_mamba")
 def build_mamba(config: Section, fmt: Format) -> Graph:
+    """Mamba and Falcon Mamba: a selective state space in every layer, no MLP."""
     hidden = config.integer("hidden_size")
     step_rank = (
         ceil(hidden / 16) if config.get("time_step_rank") in (None, "auto") else config.integer("time_step_rank")
@@ -33,6 +34,7 @@ def build_mamba(config: Section, fmt: Format) -> Graph:
 
 @architecture("mamba2")
 def build_mamba2(config: Section, fmt: Format) -> Graph:
+    """Mamba-2: state-space duality with scalar decays per head in every layer, no MLP."""
     hidden = config.integer("hidden_size", 4096)
     heads, head_dim = config.integer("num_heads", 128), config.integer("head_dim", 64)
     inner = config.integer("expand", 2) * hidden

@@ -27,6 +27,7 @@ _PREDICTION_LAYERS = 3  # layers of multi-token prediction in the published chec
 
 @architecture("mimo_v2_flash")
 def build(config: Section, fmt: Format) -> Graph:
+    """MiMo-V2-Flash: sliding-window attention with sinks in five of six layers, narrower values, experts."""
     ignore_router_fields(
         config, "attention_value_scale", "swa_rope_theta", "layernorm_epsilon", "attention_chunk_size",
         "hybrid_block_size", "rope_parameters",

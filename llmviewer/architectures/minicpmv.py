@@ -68,6 +68,7 @@ _AUDIO_IGNORED: Final = """
 
 @architecture("minicpmv")
 def build(config: Section, fmt: Format) -> Graph:
+    """MiniCPM-V 2.0 to 4.5: a SigLIP tower over slices and a resampler, before the language model of its version."""
     version = config.number("version", 2.0)
     if version not in _LANGUAGES:
         raise config.error("version", f"must be one of {', '.join(map(str, _LANGUAGES))}; got {version:g}")
@@ -76,6 +77,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("minicpmo")
 def build_o(config: Section, fmt: Format) -> Graph:
+    """MiniCPM-o 2.6: MiniCPM-V before Qwen2; the Whisper encoder is counted as memory only."""
     vision_graph = _built(config, fmt, "qwen2")
     if not config.flag("init_audio", default=True):
         return vision_graph

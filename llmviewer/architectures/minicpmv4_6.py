@@ -59,6 +59,7 @@ class VisionPart(NamedTuple):
 
 @architecture("minicpmv4_6", "minicpmv4_7", "minicpm_ocr")
 def build(config: Section, fmt: Format) -> Graph:
+    """MiniCPM-V 4.6, 4.7 and MiniCPM-OCR: a SigLIP tower that merges patches between layers, before Qwen3.5."""
     text, width = language(config, fmt, "qwen3_5_text")
     config.ignore(*_IGNORED.split())
     if config.get("vision_config") is None:

@@ -26,6 +26,7 @@ _AB = ("alpha", "beta")
 
 @architecture("minimax", "minimax_text_01", "minimax_m1")
 def build(config: Section, fmt: Format) -> Graph:
+    """MiniMax-Text-01 and M1: lightning attention 7:1 with softmax attention, post-norm, experts."""
     # Factors of residuals: a product for each element of an addition.
     config.ignore(*(f"layernorm_{part}_{f}" for part in ("full_attention", "linear_attention", "mlp") for f in _AB))
     config.ignore(*(f"{part}_{f}_factor" for part in ("full_attn", "linear_attn", "mlp") for f in _AB))

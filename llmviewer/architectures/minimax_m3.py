@@ -63,6 +63,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("minimax_m3_vl_text", "minimax_m3")
 def build_text(config: Section, fmt: Format) -> Graph:
+    """MiniMax-M3's language model: block-sparse attention chosen by an indexer, experts."""
     ignore_router_fields(
         config, "swiglu_alpha", "swiglu_limit", "hidden_act", "use_gemma_norm", "use_qk_norm", "qk_norm_type",
         "partial_rotary_factor",

@@ -19,11 +19,13 @@ from .blocks.tower import Tower, joined, language, patches_of, picture, projecto
 
 @architecture("mistral3")
 def build(config: Section, fmt: Format) -> Graph:
+    """Mistral Small 3.1: a Pixtral tower and a learned 2 x 2 patch merger before Mistral."""
     return _build(config, fmt, "mistral")
 
 
 @architecture("mistral_large4")
 def build_large4(config: Section, fmt: Format) -> Graph:
+    """Mistral Large 4: a Pixtral tower and a learned 2 x 2 patch merger before its language model."""
     return _build(config, fmt, "mistral_large4_text")
 
 

@@ -92,6 +92,7 @@ class LearnedRotation(Decoder):
 
 @architecture("mistral_large4_text")
 def build(config: Section, fmt: Format) -> Graph:
+    """Mistral Large 4's language model: sparse latent attention, latents shared by layers, experts."""
     ignore_router_fields(config, "rope_interleave", "final_logit_softcapping", "layer_types", "kv_sharing_modes")
     # Keys and values are expanded for every head, and heads are as wide as their parts.
     config.ignore("num_key_value_heads", "head_dim", "qk_head_dim")

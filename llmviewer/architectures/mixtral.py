@@ -46,6 +46,7 @@ def _minimax_prediction(config: Section, layer: Layer) -> Prediction | None:
 
 @architecture("granitemoe_swa")
 def build_granitemoe_swa(config: Section, fmt: Format) -> Graph:
+    """Granite MoE with sliding-window layers."""
     ignore_router_fields(config)
     return granite_swa(config, fmt, _granite_experts(config), tied=False)
 

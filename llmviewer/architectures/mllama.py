@@ -54,6 +54,7 @@ _FEATURES: Final = "projector_features"
 
 @architecture("mllama")
 def build(config: Section, fmt: Format) -> Graph:
+    """Llama 3.2 Vision: a tiled ViT whose features the language model reads in cross-attention layers."""
     section = filled(vision(config), _PICTURES)
     section.ignore("tie_word_embeddings")
     text = filled(language_model(config), _TEXT, instead={"tie_word_embeddings": False})  # which the class never does

@@ -39,6 +39,7 @@ _IGNORED: Final = """
 
 @architecture("modernbert")
 def build(config: Section, fmt: Format) -> Graph:
+    """ModernBERT: a pre-norm encoder with GeGLU and local attention in two of three layers."""
     config.ignore(*_IGNORED.split())
     config.choice("classifier_pooling", ("cls", "mean"), "cls")
     hidden = config.integer("hidden_size")

@@ -50,6 +50,7 @@ _IGNORED: Final = """
 
 @architecture("molmo")
 def build(config: Section, fmt: Format) -> Graph:
+    """Molmo: CLIP over overlapping crops, attention pooling of 2 x 2 patches, before Qwen2, OLMo or OLMoE."""
     config.ignore(*_IGNORED.split(), *_NAMES, "mlp_hidden_size")
     named = config.with_data({_NAMES.get(key, key): value for key, value in config.data.items()})
     text, inner = _text(named, fmt)

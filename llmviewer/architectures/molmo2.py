@@ -66,6 +66,7 @@ def build_text(config: Section, fmt: Format) -> Graph:
 
 @architecture("molmo2")
 def build(config: Section, fmt: Format) -> Graph:
+    """Molmo2: a ViT over overlapping crops, attention pooling of 2 x 2 patches, before a decoder like Qwen3."""
     text = build_text(language_model(config) if config.get("text_config") else Section({}, config.file), fmt)
     config.ignore(*_IGNORED.split())
     vision_key = config.first("vision_config", "vit_config")

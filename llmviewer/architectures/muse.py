@@ -77,6 +77,7 @@ class NormedEmbedding(Decoder):
 
 @architecture("muse_glimmer_text")
 def build_glimmer(config: Section, fmt: Format) -> Graph:
+    """Muse Glimmer's language model: gated sliding-window attention in three of four layers, a gated MLP."""
     config = filled(config, _GLIMMER)
     ignore_router_fields(config, *_IGNORED.split())
     network = Mlp(
@@ -93,6 +94,7 @@ def build_glimmer(config: Section, fmt: Format) -> Graph:
 
 @architecture("muse_spark_text")
 def build_spark(config: Section, fmt: Format) -> Graph:
+    """Muse Spark's language model: Glimmer's attention, experts in a narrower space, gated residuals."""
     config = filled(config, _SPARK)
     ignore_router_fields(config, *_IGNORED.split())
     act = activation(config, "hidden_act", "silu")

@@ -53,6 +53,7 @@ _SOUND: Final = {
 
 @architecture("muse_glimmer", "muse_spark")
 def build(config: Section, fmt: Format) -> Graph:
+    """Muse Glimmer and Spark with vision: a mostly windowed ViT, 2 x 2 patches a token."""
     config.ignore(*_MEDIA.split())
     text, width = language(config, fmt, f"{config.text('model_type')}_text")
     if config.get("vision_config") is None:

@@ -48,6 +48,7 @@ def build_omni(config: Section, fmt: Format) -> Graph:
 
 @architecture("nemotron_h")
 def build(config: Section, fmt: Format) -> Graph:
+    """Nemotron-H and Nemotron 3: each layer is one of Mamba-2, attention, an MLP or experts."""
     kinds = {"M": _mamba, "*": _attention, "-": _mlp, "E": _experts}
     key, pattern = _pattern(config)
     if set(pattern) - kinds.keys():

@@ -18,6 +18,7 @@ from .blocks.parts import NormKind, activation
 
 @architecture("openelm")
 def build(config: Section, fmt: Format) -> Graph:
+    """OpenELM: number of heads and MLP width grow layer by layer."""
     config.ignore(
         "max_context_length", "rope_freq_constant", "rope_max_length", "num_gqa_groups", "qkv_multipliers",
         "normalization_layer_name",

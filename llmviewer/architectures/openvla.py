@@ -60,11 +60,13 @@ _HEADS: Final = 16
 
 @architecture("openvla")
 def build(config: Section, fmt: Format) -> Graph:
+    """OpenVLA: Prismatic whose answer is an action of seven tokens."""
     return replace(build_prismatic(config, fmt), actions=Actions(count=1, steps=_ACTION, denoising=False))
 
 
 @architecture("prismatic")
 def build_prismatic(config: Section, fmt: Format) -> Graph:
+    """Prismatic: DINOv2 and SigLIP features side by side before a Llama 2."""
     config.ignore(*_IGNORED.split())
     text, width = language(filled(config, {"text_config": {}}), fmt, "llama")
     names = config.texts("timm_model_ids") or ("vit_large_patch14_reg4_dinov2", "vit_so400m_patch14_siglip_224")

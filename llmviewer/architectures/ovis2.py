@@ -25,6 +25,7 @@ _IGNORED: Final = "visual_indicator_token_ids vocab_size"
 
 @architecture("ovis2")
 def build(config: Section, fmt: Format) -> Graph:
+    """Ovis2: a ViT whose features become probabilities over a visual vocabulary, before Qwen2."""
     text, width = language(filled(config, {"tie_word_embeddings": True}), fmt, "qwen2")
     if not config.flag("tie_word_embeddings", default=True):
         check_width(config, "vocab_size", text.blocks[0].operators[0].weights[0].shape[0], "the language model", 151643)

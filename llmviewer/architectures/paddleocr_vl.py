@@ -31,6 +31,7 @@ _TIED: Final = "tie_word_embeddings"
 
 @architecture("paddleocr_vl")
 def build(config: Section, fmt: Format) -> Graph:
+    """PaddleOCR-VL: a SigLIP tower at native resolution, 2 x 2 patches a token, before ERNIE 4.5."""
     text_config = language_model(config) if config.get("text_config") is not None else config
     for section in (config, text_config):
         section.ignore(*_IGNORED.split())

@@ -67,6 +67,7 @@ _POOLED: Final = 2  # patches to each side of what becomes a token
 
 @architecture("phi4_multimodal", "phi4mm")
 def build(config: Section, fmt: Format) -> Graph:
+    """Phi-4-multimodal: a SigLIP tower over 448 x 448 crops and a thumbnail, before Phi-4-mini."""
     text = filled(config, TEXT_CLASSES["Phi4MultimodalConfig"])
     config.ignore(*_TEXT_IGNORED.split())
     language, width = FAMILIES["phi3"].graph(text, fmt), text.integer("hidden_size")

@@ -79,6 +79,7 @@ class GatedMemory:
 
 @architecture("phi4flash")
 def build(config: Section, fmt: Format) -> Graph:
+    """Phi-4-mini-flash (SambaY): Mamba and sliding windows, then layers that reuse one KV cache or gate its memory."""
     config.ignore(
         "attention_dropout", "embd_pdrop", "resid_pdrop", "lm_head_bias", "layer_types", "mamba_dt_rank",
         "attention_bias",

@@ -17,6 +17,7 @@ from .blocks.fields import decoder
 
 @architecture("qwen")
 def build(config: Section, fmt: Format) -> Graph:
+    """Qwen, the first generation: biases on QKV alone, a SwiGLU MLP of half the config's intermediate_size."""
     config.ignore(
         "attn_dropout_prob", "emb_dropout_prob", "bf16", "fp16", "fp32", "rotary_emb_base", "softmax_in_fp32",
         "use_dynamic_ntk", "use_flash_attn", "use_logn_attn", "use_cache_kernel", "use_cache_quantization",

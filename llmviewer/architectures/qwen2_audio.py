@@ -47,6 +47,7 @@ _POOLED: Final = 2  # tokens of the encoder that Qwen2-Audio averages
 
 @architecture("qwen2_audio")
 def build(config: Section, fmt: Format) -> Graph:
+    """Qwen2-Audio: Whisper's encoder, averaged to 750 tokens per 30 s, before Qwen2."""
     text, width = language(config, fmt, "qwen2")
     config.ignore("audio_token_index")
     section, parts = _sound(config), Parts(format=fmt, norm_kind=NormKind.LAYER)
@@ -59,6 +60,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("voxtral")
 def build_voxtral(config: Section, fmt: Format) -> Graph:
+    """Voxtral: Whisper's encoder, stacked to 375 tokens per 30 s, before a Llama."""
     text_config = config.get("text_config") or {}
     text_fields = TEXT_CLASSES["VoxtralConfig"] | text_config if isinstance(text_config, dict) else text_config
     text, width = language(filled(config, instead={"text_config": text_fields}), fmt, "llama")

@@ -25,11 +25,13 @@ _HEAD_DIM = 256
 
 @architecture("qwen3_next")
 def build_next(config: Section, fmt: Format) -> Graph:
+    """Qwen3-Next: gated DeltaNet 3:1 with gated attention, experts; fused input projections."""
     return _build(config, fmt, fused=True)
 
 
 @architecture("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 def build(config: Section, fmt: Format) -> Graph:
+    """Qwen3.5, dense and MoE: Qwen3-Next's layers with separate input projections, with or without vision."""
     return _build(config, fmt, fused=False)
 
 
@@ -85,6 +87,7 @@ def _layer_types(config: Section) -> list[str]:
 
 
 def delta(config: Section, *, fused: bool) -> GatedDeltaNet:
+    """Gated DeltaNet with the sizes of the config's linear_* fields."""
     return GatedDeltaNet(
         key_heads=config.integer("linear_num_key_heads"),
         value_heads=config.integer("linear_num_value_heads"),
@@ -96,6 +99,7 @@ def delta(config: Section, *, fused: bool) -> GatedDeltaNet:
 
 
 def gated_attention(config: Section) -> SelfAttention:
+    """Grouped-query attention with an output gate, QK norms and a quarter of each head rotated by default."""
     return attention(config, grouped_heads(config, head_dim=_HEAD_DIM), share=0.25, qk_norm=NormKind.RMS, gated=True)
 
 

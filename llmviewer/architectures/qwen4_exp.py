@@ -185,6 +185,7 @@ class LookingUp(Layer):
 
 @architecture("qwen4_exp")
 def build(config: Section, fmt: Format) -> Graph:
+    """Qwen3.8-Flash-Next: its language model behind the tower of Qwen3-VL."""
     text = language_model(config)
     language = build_text(filled(text, instead={"tie_word_embeddings": tied_of(config, text)}), fmt)
     return seeing(config, language, fmt)
@@ -192,6 +193,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("qwen4_exp_text")
 def build_text(config: Section, fmt: Format) -> Graph:
+    """Qwen3.8-Flash-Next's language model: gated DeltaNet 3:1 with sparse attention, gated streams, experts."""
     ignore_router_fields(config, *_IGNORED.split())
     hyper = GatedStreams(streams=config.integer("hc_count", 4), rank=config.integer("hc_lowrank", 320))
     mixers: dict[str, Mixer] = {_LINEAR: delta(config, fused=False), _INDEXED: _indexed(config)}

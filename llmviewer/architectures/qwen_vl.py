@@ -110,6 +110,7 @@ def _merging(section: Section, tower: Tower, language: Graph, fmt: Format, *, ou
 
 @architecture("qwen2_vl_text", "qwen2_5_vl_text")
 def build_qwen2_text(config: Section, fmt: Format) -> Graph:
+    """Language model of Qwen2-VL and Qwen2.5-VL alone: a Qwen2."""
     return as_qwen2(config, config, fmt)
 
 
@@ -161,6 +162,7 @@ def _qwen2(config: Section, fmt: Format) -> Graph:
 
 
 def as_qwen2(config: Section, text: Section, fmt: Format) -> Graph:
+    """Qwen2 decoder of the fields in `text`, with embeddings tied where `config` or `text` says so."""
     tied = tied_of(config, text)
     text.ignore("layer_types", "model_type")
     return FAMILIES["qwen2"].graph(filled(text, instead={"tie_word_embeddings": tied}), fmt)

@@ -22,6 +22,7 @@ _KINDS = ("recurrent", "recurrent", "attention")
 
 @architecture("recurrent_gemma")
 def build(config: Section, fmt: Format) -> Graph:
+    """RecurrentGemma (Griffin): two RG-LRU layers for each layer of sliding-window attention."""
     hidden = config.integer("hidden_size")
     act = activation(config, config.first("hidden_activation", "hidden_act"), "gelu_pytorch_tanh")
     mixers: dict[str, Mixer] = {"recurrent": _recurrent(config, hidden, act), "attention": _attention(config, hidden)}

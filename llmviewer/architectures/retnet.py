@@ -22,6 +22,7 @@ _MULTIPLE = 256  # flash-linear-attention rounds the width of MLPs up to these
 
 @architecture("retnet")
 def build(config: Section, fmt: Format) -> Graph:
+    """RetNet: multi-scale retention, with fields of torchscale or of flash-linear-attention."""
     return _torchscale(config, fmt) if config.get("decoder_embed_dim") is not None else _fla(config, fmt)
 
 

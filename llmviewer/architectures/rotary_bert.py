@@ -103,6 +103,7 @@ def build_gte(config: Section, fmt: Format) -> Graph:
 
 @architecture("jina_embeddings_v3")
 def build_jina(config: Section, fmt: Format) -> Graph:
+    """Jina Embeddings v3: BERT with rotary positions and biases."""
     config.ignore("max_position_embeddings")
     mlp = Mlp(inner=config.integer("intermediate_size"), act=activation(config, "hidden_act", "gelu"), bias=True)
     layers = [_layer(config, mlp, bias=True)] * config.count("num_hidden_layers")
@@ -111,6 +112,7 @@ def build_jina(config: Section, fmt: Format) -> Graph:
 
 @architecture("eurobert")
 def build_eurobert(config: Section, fmt: Format) -> Graph:
+    """EuroBERT: LLaMA with bidirectional attention."""
     config.ignore(*_EURO_IGNORED.split())
     bias = config.flag("attention_bias", default=False)
     heads = both_ways(grouped_heads(config))

@@ -20,6 +20,7 @@ _HEAD_DIM = 64
 
 @architecture("rwkv")
 def build_rwkv4(config: Section, fmt: Format) -> Graph:
+    """RWKV-4: a recurrence per channel and channel mixing."""
     hidden = config.integer("hidden_size")
     mixer = Rwkv4(width=config.integer("attention_hidden_size", hidden))
     network = ChannelMix(inner=config.integer("intermediate_size", 4 * hidden))
@@ -28,6 +29,7 @@ def build_rwkv4(config: Section, fmt: Format) -> Graph:
 
 @architecture("rwkv5")
 def build_rwkv5(config: Section, fmt: Format) -> Graph:
+    """RWKV-5.2 (Eagle): a matrix-valued recurrence per head with fixed decays."""
     if config.text("model_version", "5_2") != "5_2":
         raise config.error("model_version", f"must be 5_2; got {config.get('model_version')!r}")
     return _heads_decoder(config, fmt, mix_rank=0, decay_rank=0)
@@ -35,6 +37,7 @@ def build_rwkv5(config: Section, fmt: Format) -> Graph:
 
 @architecture("rwkv6")
 def build_rwkv6(config: Section, fmt: Format) -> Graph:
+    """RWKV-6 (Finch): RWKV-5 with low-rank token-dependent mixing and decays."""
     wide = config.integer("hidden_size") >= 4096  # the authors' ranks, which their configs leave to the code
     for key in ("expand_k", "expand_v"):
         if config.number(key, 1) != 1:
@@ -51,6 +54,7 @@ def build_rwkv6(config: Section, fmt: Format) -> Graph:
 
 @architecture("rwkv7")
 def build_rwkv7(config: Section, fmt: Format) -> Graph:
+    """RWKV-7 (Goose): a generalized delta rule per head, ungated channel mixing."""
     hidden, layers = config.integer("hidden_size"), config.count("num_hidden_layers")
     if config.get("attn") is not None:
         raise config.error("attn", "must be null: layers of attention among RWKV-7's are not known")

@@ -55,6 +55,7 @@ def build_text(config: Section, fmt: Format) -> Graph:
 
 @architecture("deepseek_ocr2")
 def build(config: Section, fmt: Format) -> Graph:
+    """DeepSeek-OCR 2: Segment Anything's tower and learned queries in a small LM, before DeepSeek's decoder."""
     text = language_model(config)
     language, width = build_text(text, fmt), text.integer("hidden_size")
     if config.get("vision_config") is None:

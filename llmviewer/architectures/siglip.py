@@ -38,6 +38,7 @@ _TEXTS: Final = {  # as transformers.SiglipTextConfig has it
 
 @architecture("siglip")
 def build(config: Section, fmt: Format) -> Graph:
+    """SigLIP: an image tower and a text tower, both bidirectional."""
     config.ignore(*_IGNORED)
     text = config.section("text_config")
     text.ignore(*_IGNORED)
@@ -54,6 +55,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("siglip_vision_model")
 def build_pictures(config: Section, fmt: Format) -> Graph:
+    """SigLIP's image tower alone with its attention-pooling head (SiglipVisionModel)."""
     config.ignore(*_IGNORED)
     tower = plain_tower(config)
     return Graph((*tower.blocks(fmt, WHOLE_PASS), *pooled_head(config, tower, fmt)))
@@ -61,6 +63,7 @@ def build_pictures(config: Section, fmt: Format) -> Graph:
 
 @architecture("siglip_text_model")
 def build_texts(config: Section, fmt: Format) -> Graph:
+    """SigLIP's text tower alone (SiglipTextModel)."""
     config.ignore(*_IGNORED)
     return Graph(tuple(_texts(config, fmt)))
 

@@ -32,6 +32,7 @@ _PRESENT: Final = ("use_head_wise_attn_gate", "use_qk_norm")
 
 @architecture("step3p5")
 def build(config: Section, fmt: Format) -> Graph:
+    """Step 3.5: three sliding-window layers with more heads to one global layer, gates of heads, experts."""
     ignore_router_fields(config, *_IGNORED.split())
     config.ignore(
         "n_shared_experts",

@@ -82,6 +82,7 @@ def build_umt5(config: Section, fmt: Format) -> Graph:
 
 @architecture("switch_transformers")
 def build_switch(config: Section, fmt: Format) -> Graph:
+    """Switch Transformers: T5 with top-1 experts in every few layers."""
     inner, act = config.integer("d_ff"), _ACTIVATIONS[config.choice("dense_act_fn", _ACTIVATIONS, "relu")]
     experts = Experts(
         experts=config.integer("num_experts", 8),

@@ -34,6 +34,7 @@ _SIDE_IGNORED: Final = """
 
 @architecture("t5gemma")
 def build(config: Section, fmt: Format) -> Graph:
+    """T5Gemma: an encoder and a decoder of Gemma 2's layers with sandwich norms."""
     task(config, _TASKS, "ForConditionalGeneration")
     config.ignore(*_IGNORED.split())
     reading, writing = _side(config, "encoder"), _side(config, "decoder")

@@ -49,6 +49,7 @@ class KeysWithoutBias:
 
 @architecture("whisper")
 def build(config: Section, fmt: Format) -> Graph:
+    """Whisper: two convolutions and an encoder over 30 s of audio, a decoder with cross-attention."""
     kind = task(config, _TASKS, "ForConditionalGeneration")
     config.ignore(*_IGNORED.split())
     vocab, hidden = config.integer("vocab_size"), config.integer("d_model")

@@ -68,6 +68,7 @@ class MatrixLstm:
 
 @architecture("xlstm")
 def build(config: Section, fmt: Format) -> Graph:
+    """xLSTM: a matrix LSTM (mLSTM) and a gated MLP in every layer."""
     config.ignore(*_RUNTIME.split())
     require_false(config, "use_bias", "biases of these projections are not modelled")
     hidden = config.integer(config.first("hidden_size", "embedding_dim"), 4096)

@@ -125,6 +125,7 @@ class HybridLayer(Layer):
 
 @architecture("zamba2")
 def build(config: Section, fmt: Format) -> Graph:
+    """Zamba2: Mamba-2 layers and shared transformer blocks with low-rank adapters per layer."""
     hidden = config.integer("hidden_size", 2560)
     shared = replace(
         _shared(config, hidden, heads=32),

@@ -162,6 +162,7 @@ def rescaled(parts: Parts, op: Elementwise, sides: int = 1) -> Elementwise:
 
 @architecture("zaya")
 def build(config: Section, fmt: Format) -> Graph:
+    """ZAYA1: attention with convolved queries and keys in a narrow space, MLP routers, scaled residuals."""
     ignore_router_fields(config)
     if config.get("ffn_hidden_size") is not None:
         raise config.error("ffn_hidden_size", "must be absent: its format counts each layer twice; see transformers'")

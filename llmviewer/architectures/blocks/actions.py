@@ -171,6 +171,7 @@ def modulation(
 
 
 def per_sequence(parts: Parts, name: str, width: int) -> Tensor:
+    """Tensor with one row of `width` per sequence, whatever the number of tokens."""
     return with_rows(parts.tensor(name, width), SEQUENCES)
 
 

@@ -117,4 +117,5 @@ def mixed(
 
 
 def side_tensors(parts: Parts, names: Sequence[str], x: Tensor) -> tuple[Tensor, ...]:
+    """Tensors of these names, each of the width of `x`."""
     return tuple(parts.tensor(name, x.width) for name in names)

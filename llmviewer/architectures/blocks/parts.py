@@ -191,6 +191,7 @@ def result(operators: tuple[Operator, ...]) -> Tensor:
 
 
 def with_rows(tensor: Tensor, rows: Form) -> Tensor:
+    """The same tensor with `rows` in place of its number of rows."""
     return replace(tensor, rows=rows)
 
 

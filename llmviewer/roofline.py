@@ -288,9 +288,9 @@ def plan(graph: Graph, hardware: Hardware) -> Plan:
 def _planned(op: Operator, block: Block, hardware: Hardware) -> PlannedOperator:
     work = op.work().on(block.stream)
     busy: dict[Resource, Form] = {}
-    for needed, form in work.amounts:
+    for resource, form in work.amounts:
         if form:
-            supplied = hardware.supply(needed)
+            supplied = hardware.supply(resource)
             occupied = occupied_resource(supplied, busy)
             busy[occupied] = busy.get(occupied, Form()) + form / hardware.limit(supplied)
     fetch = {resource: form / hardware.limit(resource) for resource, form in work.fetch_bytes}

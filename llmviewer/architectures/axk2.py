@@ -74,7 +74,7 @@ def build(config: Section, fmt: Format) -> Graph:
         config, GatedLatentAttention, q_rank=384, kv_rank=128, nope_dim=64, rope_dim=32, value_dim=64
     )
     attention = Gated(run=replace(plain, index=published_index(config, heads=16)), rank=rank, name="attn")
-    moe = experts_beside_shared(config, "n_routed_experts", usual=1)
+    moe = experts_beside_shared(config, "n_routed_experts", default=1)
     networks: dict[bool, FeedForward] = {True: Gated(run=moe, rank=rank, name="mlp"), False: dense(config)}
     layers = [
         Layer(mixer=attention, feed_forward=networks[sparse], name="moe" if sparse else "dense")

@@ -73,10 +73,10 @@ def attention(config: Section) -> SelfAttention:
     )
 
 
-def shared_experts(config: Section, usual: int = 0) -> Experts:
+def shared_experts(config: Section, default: int = 0) -> Experts:
     """Gated experts, with an MLP for all tokens as wide as several of them."""
     each = config.integer("moe_shared_expert_intermediate_size", config.integer("moe_intermediate_size"))
-    return experts_beside_shared(config, "num_experts", usual=usual, each=each)
+    return experts_beside_shared(config, "num_experts", default=default, each=each)
 
 
 def linear_layers(config: Section) -> list[bool]:

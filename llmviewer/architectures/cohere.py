@@ -50,7 +50,7 @@ def build_cohere2_moe(config: Section, fmt: Format) -> Graph:
     ignore_router_fields(config, "use_parallel_block", "logit_scale")
     require_false(config, "use_qk_norm", "no class of this architecture has such norms")
     sparse = _sparse(config)
-    moe = experts_beside_shared(config, "num_experts", usual=0, inner=config.integer("intermediate_size"))
+    moe = experts_beside_shared(config, "num_experts", default=0, inner=config.integer("intermediate_size"))
     networks: dict[bool, FeedForward] = {True: moe}
     if not all(sparse):
         networks[False] = dense(config, config.first("prefix_dense_intermediate_size", "intermediate_size"))

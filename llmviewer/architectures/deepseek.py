@@ -174,7 +174,7 @@ def _graph(
         raise config.error("q_lora_rank", "must not be null: the indexer takes its queries from their latent")
     networks: dict[bool, FeedForward] = {False: dense(config)}
     if any(sparse):
-        moe = experts_beside_shared(config, "n_routed_experts", usual=0)
+        moe = experts_beside_shared(config, "n_routed_experts", default=0)
         networks[True] = Normed(moe) if normed else moe
     has_indexer = has_indexer or [True] * len(sparse)
     layers = [

@@ -54,7 +54,7 @@ def build(config: Section, fmt: Format) -> Graph:
     inner = config.integer("moe_intermediate_size", 1536)
     shared = config.first("shared_experts_intermediate_size", "moe_shared_expert_intermediate_size")
     each = config.integer(shared, 1536)
-    moe = experts_beside_shared(config, "n_routed_experts", usual=1, inner=inner, each=each)
+    moe = experts_beside_shared(config, "n_routed_experts", default=1, inner=inner, each=each)
     networks: dict[bool, FeedForward] = {True: moe, False: dense(config)}
     layers = [
         Layer(

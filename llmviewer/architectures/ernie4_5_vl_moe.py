@@ -73,9 +73,11 @@ class TwoKinds:
 def build(config: Section, fmt: Format) -> Graph:
     """ERNIE 4.5 VL: a ViT before layers with separate experts for text and image tokens and a shared one."""
     config.ignore(*_IGNORED.split())
-    given = language_model(config)
-    tied_flags = [c.flag("tie_word_embeddings", default=True) for c in (config, given) if "tie_word_embeddings" in c]
-    text = filled(given, _TEXT, instead={"tie_word_embeddings": any(tied_flags or [True])})
+    text_section = language_model(config)
+    tied_flags = [
+        c.flag("tie_word_embeddings", default=True) for c in (config, text_section) if "tie_word_embeddings" in c
+    ]
+    text = filled(text_section, _TEXT, instead={"tie_word_embeddings": any(tied_flags or [True])})
     text.ignore("model_type")
     section = filled(vision(config), _PICTURES)
     tower, side = _tower(section), section.integer("spatial_merge_size", 2)

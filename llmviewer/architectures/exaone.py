@@ -27,7 +27,7 @@ def build_exaone_moe(config: Section, fmt: Format) -> Graph:
     local = far.within(window)
     mixers = {True: local, False: far if window < inf else local}
     networks: dict[bool, FeedForward] = {
-        True: experts_beside_shared(config, "num_experts", usual=1),
+        True: experts_beside_shared(config, "num_experts", default=1),
         False: dense(config),
     }
     slides = exaone_windows(config)

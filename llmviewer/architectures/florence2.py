@@ -118,7 +118,7 @@ class DualLayer(Layer):
                 (conv,) = self.convolution.operators(parts, source)
                 add = parts.add("depthwise_add", source, conv.result)
                 branch = (conv, add, *self._branch(parts, add.result, run, name))
-                launches = (*launches, *(_prefixed(op, f"{kind}_{name}_", keep=source.name) for op in branch))
+                launches = (*launches, *(_prefixed(op, f"{kind}_{name}_", source_name=source.name) for op in branch))
         return launches
 
 
@@ -219,8 +219,8 @@ def _projected(config: Section, parts: Parts, hidden: int, tokens: int) -> tuple
     return (add, mean, join, project, parts.norm("image_norm", project.result))
 
 
-def _prefixed(op: Operator, prefix: str, keep: str) -> Operator:
-    """`op` with its name and those of its tensors and weights after `prefix`, except the input `keep`."""
+def _prefixed(op: Operator, prefix: str, source_name: str) -> Operator:
+    """`op` with its name and those of its tensors and weights after `prefix`, except the input `source_name`."""
     named = replace(op, name=f"{prefix}{op.name}")
-    named = named.with_tensors(lambda t: t if t.name == keep else replace(t, name=f"{prefix}{t.name}"))
+    named = named.with_tensors(lambda t: t if t.name == source_name else replace(t, name=f"{prefix}{t.name}"))
     return named.with_weights(lambda w: replace(w, name=f"{prefix}{w.name}"))

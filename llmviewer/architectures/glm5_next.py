@@ -94,7 +94,7 @@ def build(config: Section, fmt: Format) -> Graph:
     for has_index in (True, False):
         mixers[_LINEAR, has_index] = _kda(config)
         mixers[_INDEXED, has_index] = _attention(config, has_indexer=has_index)
-    moe = experts_beside_shared(config, "n_routed_experts", usual=1)
+    moe = experts_beside_shared(config, "n_routed_experts", default=1)
     networks: dict[bool, FeedForward] = {True: moe, False: dense(config)}
     layers = [
         Layer(

@@ -51,7 +51,7 @@ def build(config: Section, fmt: Format) -> Graph:
     listed(config, "layer_types", ("indexed_attention", "deepseek_sparse_attention", "sparse_attention"))
     hyper = HyperConnections(streams=config.integer("hc_mult", 4), iterations=0)
     mixers = {has_indexer: _attention(config, has_indexer=has_indexer) for has_indexer in (True, False)}
-    moe = experts_beside_shared(config, "n_routed_experts", usual=1)
+    moe = experts_beside_shared(config, "n_routed_experts", default=1)
     networks: dict[bool, FeedForward] = {True: moe, False: dense(config)}
     layers = [
         Layer(

@@ -146,7 +146,7 @@ class LoopedLayer(ClippedLayer):
             norm, inputs=(x, message), outputs=(parts.tensor(norm.name, 2 * x.width),), group=x.width
         )
         down = parts.project(f"{name}_told_down", joined_tensor.result, self.rank)
-        forget, gate = (parts.project(f"{name}_told_{of}", down.result, x.width) for of in ("forget", "gate"))
+        forget, gate = (parts.project(f"{name}_told_{purpose}", down.result, x.width) for purpose in ("forget", "gate"))
         merged = parts.elementwise(f"{name}_told", x, message, forget.result, gate.result, ops=_GATE_OPS)
         return (joined_tensor, down, forget, gate, merged)
 

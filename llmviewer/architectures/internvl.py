@@ -102,7 +102,7 @@ def build_first(config: Section, fmt: Format) -> Graph:
     if config.flag("dynamic_image_size", default=False):
         min_tiles, max_tiles = config.count("min_dynamic_patch", 1), config.count("max_dynamic_patch", 6)
         tiles = _tiles(
-            config, section, least=min_tiles, most=max_tiles, whole=config.flag("use_thumbnail", default=False)
+            config, section, least=min_tiles, most=max_tiles, thumbnail=config.flag("use_thumbnail", default=False)
         )
     else:
         config.ignore("min_dynamic_patch", "max_dynamic_patch", "use_thumbnail")
@@ -119,10 +119,10 @@ def _run(config: Section, key: str, section: Section) -> int:
     return runs[0]
 
 
-def _tiles(config: Section, section: Section, *, least: int, most: int, whole: bool = True) -> int:
+def _tiles(config: Section, section: Section, *, least: int, most: int, thumbnail: bool = True) -> int:
     """Tiles of a picture; `whole` adds one of all of it where there are several."""
     rows, columns = closest_grid(picture_size(config), sides(section, "image_size"), least=least, most=most)
-    return rows * columns + (whole and rows * columns > 1)
+    return rows * columns + (thumbnail and rows * columns > 1)
 
 
 def _tower(section: Section, *, run: int, tiles: int, fused_qkv: bool = False) -> Tower:

@@ -130,7 +130,7 @@ def _attention(config: Section) -> UnrotatedLatentAttention:
 
 
 def _experts(config: Section) -> Experts:
-    plain = experts_beside_shared(config, "num_experts", usual=1)
+    plain = experts_beside_shared(config, "num_experts", default=1)
     latent = config.integer("routed_expert_hidden_size", 0, least=0)
     norm = config.flag("latent_moe_use_norm", default=False)
     if not latent:

@@ -96,26 +96,26 @@ def build(config: Section, fmt: Format) -> Graph:
     ignore_router_fields(config, "rope_interleave", "final_logit_softcapping", "layer_types", "kv_sharing_modes")
     # Keys and values are expanded for every head, and heads are as wide as their parts.
     config.ignore("num_key_value_heads", "head_dim", "qk_head_dim")
-    moe = experts_beside_shared(config, "n_routed_experts", usual=1)
+    moe = experts_beside_shared(config, "n_routed_experts", default=1)
     networks: dict[bool, FeedForward] = {True: moe, False: dense(config)}
     rotated = rotated_layers(config)
     each = zip(sparse_layers(config, default=1), rotated, _borrowed(config, rotated), own_index(config), strict=True)
     layers = [
         Layer(
-            mixer=_attention(config, turns=turns, borrows=borrows, has_indexer=has_indexer),
+            mixer=_attention(config, rotates=rotates, borrows=borrows, has_indexer=has_indexer),
             feed_forward=networks[has_experts],
             name=("moe" if has_experts else "dense")
-            + ("" if turns else "_nope")
+            + ("" if rotates else "_nope")
             + ("_borrowing" if borrows else "")
             + ("" if has_indexer else "_shared"),
         )
-        for has_experts, turns, borrows, has_indexer in each
+        for has_experts, rotates, borrows, has_indexer in each
     ]
     plain = decoder(config, layers)
     return LearnedRotation(**vars(plain), rope_dim=config.integer("qk_rope_head_dim", 64)).graph(fmt)
 
 
-def _attention(config: Section, *, turns: bool, borrows: bool, has_indexer: bool) -> ScaledLatentAttention:
+def _attention(config: Section, *, rotates: bool, borrows: bool, has_indexer: bool) -> ScaledLatentAttention:
     plain = latent_attention(config, ScaledLatentAttention, q_rank=0, nope_dim=64)
     chosen = config.integer("index_topk", 2048)
     index = ScaledIndex(
@@ -123,8 +123,8 @@ def _attention(config: Section, *, turns: bool, borrows: bool, has_indexer: bool
     )
     return replace(
         plain,
-        nope_dim=plain.nope_dim + (0 if turns else plain.rope_dim),
-        rope_dim=plain.rope_dim if turns else 0,
+        nope_dim=plain.nope_dim + (0 if rotates else plain.rope_dim),
+        rope_dim=plain.rope_dim if rotates else 0,
         index=index if has_indexer else None,
         chosen=0 if has_indexer else chosen,
         borrowed=borrows,

@@ -106,8 +106,10 @@ def _layers(config: Section, near: Heads, far: Heads, *, fused_qkv: bool) -> lis
     )
 
     def layer(*, slides: bool) -> Layer:
-        own = near if slides else far
-        attention = SelfAttention(heads=own, rotary_dim=own.head_dim, fused_qkv=fused_qkv, qkv_bias=bias, o_bias=bias)
+        heads = near if slides else far
+        attention = SelfAttention(
+            heads=heads, rotary_dim=heads.head_dim, fused_qkv=fused_qkv, qkv_bias=bias, o_bias=bias
+        )
         return Layer(mixer=attention, feed_forward=mlp, name="local" if slides else "global")
 
     every = config.integer("global_attn_every_n_layers", 3)  # of which the first looks at all

@@ -111,7 +111,7 @@ def _layer(section: Section) -> Shapes:
     """Weights of a layer of the audio encoder."""
     hidden, inner = section.integer("d_model"), section.integer("encoder_ffn_dim")
     return {
-        **{f"{name}_norm.{of}": (hidden,) for name in ("attn", "mlp") for of in ("weight", "bias")},
+        **{f"{name}_norm.{suffix}": (hidden,) for name in ("attn", "mlp") for suffix in ("weight", "bias")},
         **linears({f"{name}_proj": (hidden, hidden) for name in "qkvo"}),
         **linears({"up_proj": (inner, hidden), "down_proj": (hidden, inner)}),
     }
@@ -119,7 +119,7 @@ def _layer(section: Section) -> Shapes:
 
 def _hearing(section: Section, parts: Parts, around: Shapes, layer: Shapes, vision_graph: Graph) -> Graph:
     """`seen` beside the encoder of sound."""
-    norm = {f"final_norm.{of}": (section.integer("d_model"),) for of in ("weight", "bias")}
+    norm = {f"final_norm.{suffix}": (section.integer("d_model"),) for suffix in ("weight", "bias")}
     blocks = (
         unused_weights("hearing", parts, {**around, **norm}),
         unused_weights("hearing_layer", parts, layer, section.count("encoder_layers")),

@@ -48,7 +48,7 @@ def build_text(config: Section, fmt: Format) -> Graph:
     """Grouped queries in the place of DeepSeek-V2's latents."""
     ignore_router_fields(config, "use_mla", "lm_head", "rm_head", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim",
              "qk_rope_head_dim", "v_head_dim", "mlp_bias")  # fmt: skip
-    moe = experts_beside_shared(config, "n_routed_experts", usual=2)
+    moe = experts_beside_shared(config, "n_routed_experts", default=2)
     kinds = Kinds(mixer=attention(config, share=1), moe=moe, dense=dense(config))
     return decoder(config, kinds.layers(sparse_layers(config, default=1))).graph(fmt)
 

@@ -50,7 +50,7 @@ def build_afmoe(config: Section, fmt: Format) -> Graph:
     require_false(config, "attention_bias", "biases of this attention are not modelled")
     far = SelfAttention(heads=grouped_heads(config, head_dim=128), qk_norm=NormKind.RMS, gated=True)
     mixers = {True: far.within(config.integer("sliding_window", 1024)), False: far}
-    moe = replace(experts_beside_shared(config, "num_experts", usual=2), router_bias=True)
+    moe = replace(experts_beside_shared(config, "num_experts", default=2), router_bias=True)
     first = config.count("num_dense_layers", 1, least=0)
     pattern = config.integer("global_attn_every_n_layers", 4)
     each = ((slides, index >= first) for index, slides in enumerate(sliding_layers(config, pattern=pattern)))

@@ -132,9 +132,9 @@ def rotary_dim(
     return int(head_dim * share)
 
 
-def rotated(config: Section, head_dim: int, usual: int | None = None) -> int:
-    """Elements of each head that are rotated, by their number; `usual`, all if not given, where there is none."""
-    rotary_dim = config.integer("rotary_dim", head_dim if usual is None else usual)
+def rotated(config: Section, head_dim: int, default: int | None = None) -> int:
+    """Elements of each head that are rotated, by their number; `default`, all if not given, where there is none."""
+    rotary_dim = config.integer("rotary_dim", head_dim if default is None else default)
     if rotary_dim > head_dim:
         raise config.error("rotary_dim", f"must be at most the {head_dim} of a head; got {rotary_dim}")
     return rotary_dim

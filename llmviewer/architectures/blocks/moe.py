@@ -99,15 +99,15 @@ def groups(config: Section, number: int, chosen: int) -> Groups:
 
 
 def experts_beside_shared(
-    config: Section, count: str, *, usual: int, inner: int | None = None, each: int | None = None
+    config: Section, count: str, *, default: int, inner: int | None = None, each: int | None = None
 ) -> Experts:
     """Gated experts, as many as field `count` says, each as wide as moe_intermediate_size or `inner`; and those that
-    every token takes, as many as n_shared_experts says or is `usual`, which are one MLP.
+    every token takes, as many as n_shared_experts says or is `default`, which are one MLP.
 
     each  width of one of those, where it is another
     """
     inner = config.integer("moe_intermediate_size") if inner is None else inner
-    shared = config.integer("n_shared_experts", usual, least=0) * (inner if each is None else each)
+    shared = config.integer("n_shared_experts", default, least=0) * (inner if each is None else each)
     return experts(config, count, "num_experts_per_tok", inner=inner, shared=shared)
 
 

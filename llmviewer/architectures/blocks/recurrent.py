@@ -80,8 +80,8 @@ class Kda:
             weights=(parts.weight("conv.weight", 3 * width, self.taps),),
             taps=self.taps,
         )
-        decay = self._made(parts, x, "f", width, whole=self.whole_decay)
-        gate = self._made(parts, x, "g", width, whole=self.whole_gate)
+        decay = self._made(parts, x, "f", width, full_rank=self.whole_decay)
+        gate = self._made(parts, x, "g", width, full_rank=self.whole_gate)
         step = parts.project("b_proj", x, self.heads)
         scan = linear_scan(
             parts,
@@ -99,8 +99,8 @@ class Kda:
         o_proj = parts.project("o_proj", norm.result, x.width)
         return (*qkv, conv, *decay, step, scan, *gate, norm, o_proj)
 
-    def _made(self, parts: Parts, x: Tensor, name: str, width: int, *, whole: bool) -> tuple[Linear, ...]:
-        if whole:
+    def _made(self, parts: Parts, x: Tensor, name: str, width: int, *, full_rank: bool) -> tuple[Linear, ...]:
+        if full_rank:
             return (parts.project(f"{name}_proj", x, width),)
         down = parts.project(f"{name}_a_proj", x, self.head_dim)
         return (down, parts.project(f"{name}_b_proj", down.result, width))

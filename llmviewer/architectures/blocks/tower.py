@@ -144,11 +144,13 @@ class Scaled:
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         launches = self.part.operators(parts, x) if self.part else ()
-        of = result(launches)
-        name = f"{of.name}_scale"
+        scaled_tensor = result(launches)
+        name = f"{scaled_tensor.name}_scale"
         return (
             *launches,
-            parts.elementwise(name, of, ops=1, weights={f"{name}.weight": 1 if self.alike else of.width}),
+            parts.elementwise(
+                name, scaled_tensor, ops=1, weights={f"{name}.weight": 1 if self.alike else scaled_tensor.width}
+            ),
         )
 
 
@@ -480,6 +482,6 @@ def unused_weights(name: str, parts: Parts, shapes: Shapes, layers: int = 0) -> 
     """Weights that no pass reads, of each of some layers or once."""
     x = parts.tensor(HIDDEN, 1)
     op = Elementwise(name=name, inputs=(x,), outputs=(replace(x, name=name),), ops_per_element=0)
-    kept = holding(op, parts, shapes).with_weights(lambda w: replace(w, active=0))
+    holder = holding(op, parts, shapes).with_weights(lambda w: replace(w, active=0))
     places = tuple(range(layers))
-    return Block(name=name, operators=(kept,), input=HIDDEN, output=name, layers=places, stream=UNUSED)
+    return Block(name=name, operators=(holder,), input=HIDDEN, output=name, layers=places, stream=UNUSED)

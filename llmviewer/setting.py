@@ -450,7 +450,7 @@ def engine_on(
         raise InputError("engine: survey accounting counts what no kernel does; use faithful")
     why = Kernels(hardware, profiles=profiles, engine=engine).device
     if isinstance(why, str):
-        raise InputError(why if engine.whole else f"engine: no kernels are known on {hardware.name}: {why}")
+        raise InputError(why if engine.has_whole_passes else f"engine: no kernels are known on {hardware.name}: {why}")
     return engine
 
 
@@ -462,7 +462,7 @@ def _precision(quant: str | None, model: Model, engine: Engine | None, hardware:
     quantization = parse_quantization(quant).over(model.quantization) if quant else model.quantization
     if quantization != model.quantization:
         _check_groups(quantization, model)
-    if engine is None or not engine.whole:
+    if engine is None or not engine.has_whole_passes:
         return quantization
     return backend_of(engine.name, hardware).operands(quantization, model.graph)
 

@@ -49,6 +49,7 @@ def basis(result: Advice) -> str:
 
 
 def title(result: Advice) -> str:
+    """Model, device and layout whose techniques are ranked."""
     setting = result.base.setting
     device, layout = setting.hardware.title, setting.layout
     devices = f"{layout.devices} x {device} ({layout})" if layout.devices > 1 else device
@@ -74,6 +75,7 @@ def headline(result: Advice) -> str:
 
 
 def remarks(result: Advice) -> list[str]:
+    """Techniques without gain, without room or refused, and the assumption on drafts."""
     sentences = []
     if result.no_gain:
         sentences.append(f"No gain: {', '.join(line.name for line in result.no_gain)}.")
@@ -131,6 +133,7 @@ class Folded(Table):
 
 
 def tables(result: Advice) -> list[Table]:
+    """Techniques alone, grouped by what they require, then combinations; each with its speed-up."""
     columns_shown = "Expected, bound" if result.base.expected else "Bound"
     about = f"{columns_shown}: speed-up. Relieves: work per token that falls most; passes: of the model.{_LEFT_NOTE}"
     groups = [(needs, list(same)) for needs, same in groupby(result.alone, key=lambda line: line.requires.description)]

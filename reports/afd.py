@@ -16,6 +16,7 @@ from .tables import DASH, Item, Table, number_item, time_item
 
 
 def title(result: ExpertDisaggregation) -> str:
+    """Model and the devices of each side."""
     return f"{result.attention.model.title}: attention on {_side(result.attention)}, experts on {_side(result.experts)}"
 
 
@@ -33,6 +34,7 @@ def _side(setting: Setting) -> str:
 
 
 def tables(result: ExpertDisaggregation) -> list[Table]:
+    """The batches: step time, throughput, and busy shares of attention, experts and links."""
     busy = result.likely
     body = []
     for place, limit in enumerate(busy.limits):
@@ -70,6 +72,7 @@ def shares(likely: Busy, place: int) -> tuple[Item, ...]:
 
 
 def remarks(result: ExpertDisaggregation) -> list[str]:
+    """Device ratio that would balance both sides at the best batch, and the memory that each side needs."""
     best = result.best
     lines = []
     if result.fits.any():
@@ -122,6 +125,7 @@ def _max_batch_text(batch: int | None) -> str:
 
 
 def basis(result: ExpertDisaggregation) -> str:
+    """Explanation of the columns, and the 80 % interval of expected times."""
     explanation = (
         f"A token is sent to {result.copies:.3g} expert devices per layer. mb: micro-batches, which alternate between "
         "attention and experts. TPOT is at least the time of the busiest of attention, experts and links, and the "

@@ -16,6 +16,7 @@ _MAX_ROWS: Final = 8  # rows of the table
 
 
 def title(result: Splits) -> str:
+    """Model, number of devices and the kinds of each side."""
     best = result.splits[0].result
     kinds = f"attention on {best.attention.hardware.name}, experts on {best.experts.hardware.name}"
     return f"{best.attention.model.title} on {result.devices} devices: {kinds}"
@@ -47,6 +48,7 @@ def _row(split: Split) -> tuple[Item, ...]:
 
 
 def tables(result: Splits) -> list[Table]:
+    """The best splits with batch, micro-batches, TPOT, throughput and utilization."""
     return [
         Table(
             title="Best splits",
@@ -70,6 +72,7 @@ def tables(result: Splits) -> list[Table]:
 
 
 def remarks(result: Splits) -> list[str]:
+    """How many splits qualify, and the throughput without disaggregation."""
     split = result.splits[0]
     best, place = split.result, split.place
     count = f"{len(result.splits)} of {result.tried} splits"
@@ -84,6 +87,7 @@ def remarks(result: Splits) -> list[str]:
 
 
 def basis(result: Splits) -> str:  # noqa: ARG001
+    """The command that has the details of a split."""
     return "`llmviewer afd` with the layout and devices of a row has the details of that split."
 
 

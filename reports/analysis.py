@@ -205,7 +205,7 @@ def basis(analysis: Analysis) -> str:
     if not name:
         return expectation_basis("measured kernels without gaps")
     engine = ENGINES[name]
-    measured = "passes that its users measured" if engine.whole else f"measured {engine.library} kernels"
+    measured = "passes that its users measured" if engine.has_whole_passes else f"measured {engine.library} kernels"
     return expectation_basis(f"{engine.title} on {measured}")
 
 

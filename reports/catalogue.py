@@ -19,6 +19,7 @@ _KEY: Final = 22  # characters of the longest key of a model, and a gap
 
 
 def model_card(model: Model, width: int = WIDTH) -> str:
+    """Facts of a model as text: source, parameters, attention, sizes of weights and KV cache, and notes."""
     quantized = model.quantization != UNQUANTIZED
     rows = f", {model.looked_up_parameters:,} of them looked up alone" if model.looked_up_parameters else ""
     facts = [

@@ -44,6 +44,7 @@ def _cards(choice: Choice) -> list[Card]:
 
 
 def title(choice: Choice) -> str:
+    """Model, concurrent users and lengths that devices are ranked for."""
     users = f"{choice.users} concurrent user{'s'[: choice.users > 1]}"
     comparison = choice.comparison
     tokens = f"{comparison.prompt} input, {comparison.gen} output tokens"
@@ -133,10 +134,10 @@ def _on_times(choice: Choice) -> Iterator[str]:
     """The devices within the time limits at the bound that are expected to meet them."""
     with_times, in_time = _in_time(choice)
     if with_times:
-        further = f" and {len(in_time) - _MAX_NAMES} more" if len(in_time) > _MAX_NAMES else ""
+        names_left_out = f" and {len(in_time) - _MAX_NAMES} more" if len(in_time) > _MAX_NAMES else ""
         yield (
             f"Devices qualify by lower bounds. Of the {with_times} with expected times, {len(in_time)} are expected to "
-            f"meet the targets{': ' * bool(in_time)}{', '.join(in_time[:_MAX_NAMES])}{further}. "
+            f"meet the targets{': ' * bool(in_time)}{', '.join(in_time[:_MAX_NAMES])}{names_left_out}. "
             "`llmviewer plan` searches for settings that do."
         )
 
@@ -156,6 +157,7 @@ def _counted(choice: Choice) -> str:
 
 
 def tables(choice: Choice) -> list[Table]:
+    """Ranked devices, their expected times, and rejected devices with reasons; empty tables are omitted."""
     expected = expectations(choice.comparison, [one.cell for one in choice.ranked])
     all_tables = (_ranked(choice), expected.without_constants("model", "batch", "layout"), _rejected(choice))
     return [replace(table, most=_MAX_ROWS) for table in all_tables if table.body]
@@ -227,8 +229,8 @@ class _Grouped(Table):
         return "\n".join((filled(self.title, width), *lines, self.below(width)))
 
     def _named(self, names: Sequence[str]) -> str:
-        further = len(names) - len(names[: self.most])
-        return f"{', '.join(names[: self.most])}{f' and {further} more' if further else ''}"
+        omitted_count = len(names) - len(names[: self.most])
+        return f"{', '.join(names[: self.most])}{f' and {omitted_count} more' if omitted_count else ''}"
 
     def _left_out(self) -> int:
         return sum(len(names) - len(names[: self.most]) for _, names in self.groups)

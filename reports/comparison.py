@@ -85,6 +85,7 @@ def _description(cell: Cell, comparison: Comparison, batch: int) -> str:
 
 
 def title(comparison: Comparison) -> str:
+    """Models and devices, by name if few, else by number."""
     models, devices = _distinct(comparison)
     return f"{_names_or_count(models, 'models')} on {_names_or_count(devices, 'devices')}"
 

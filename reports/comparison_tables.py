@@ -218,6 +218,7 @@ def _where(cells: Sequence[Cell], phase: str, batch_text: str) -> Table:
 
 
 def groups_of(cells: Sequence[Cell]) -> list[str]:
+    """Operator groups that occur in any pass of the cells, in the order of GROUPS."""
     return [g for g in GROUPS if any(g in breakdown.groups for cell in cells for breakdown in cell.passes.values())]
 
 
@@ -232,21 +233,21 @@ def _bound_item(cell: Cell, phase: str, group: str = ALL) -> Item:
 
 def _sensitivities(cells: Sequence[Cell]) -> Table:
     """Sensitivity: time saved in each pass per +1 % of each resource."""
-    shown = [
+    pass_resources = [
         (phase, resource)
         for phase in ("prefill", "decode")
         for resource in RESOURCES
         if any(phase in c.passes and c.passes[phase].share(0, resource=resource) >= 0.005 for c in cells)
     ]
-    linked = any(resource == "link" for _, resource in shown)
+    linked = any(resource == "link" for _, resource in pass_resources)
     links = "; link: bandwidth and message rate" if linked else ""
     return Table(
         title="Sensitivity: time saved (%) per +1 % of each resource",
         about="-d log time / d log rate, at lower bounds. P: prefill, D: decode; memory: bandwidth; matrix, vector: "
         f"peak rates{links}.",
-        head=(*WHERE, *(f"{phase[0].upper()} {resource}" for phase, resource in shown)),
+        head=(*WHERE, *(f"{phase[0].upper()} {resource}" for phase, resource in pass_resources)),
         words=WHERE,
-        body=tuple((*where(cell), *(_elasticity(cell, *place) for place in shown)) for cell in cells),
+        body=tuple((*where(cell), *(_elasticity(cell, *place) for place in pass_resources)) for cell in cells),
     )
 
 

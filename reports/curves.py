@@ -28,13 +28,13 @@ class Curve:
 
     y         values at x
     expected  expected values at fewer places: (x, y)
-    turns     places where the bound of most of the time changes: (x, y, text)
+    bound_changes  places where the bound of most of the time changes: (x, y, text)
     """
 
     x: Array
     y: Array
     expected: tuple[Array, Array] | None = None
-    turns: Sequence[tuple[float, float, str]] = field(default=())
+    bound_changes: Sequence[tuple[float, float, str]] = field(default=())
 
 
 def curves(
@@ -60,7 +60,7 @@ def curves(
     """
     limits = limits or {}
     styles = [{"color": INK, "dash": "solid"}] if len(named) < len(limits) else lines(len(named))
-    bound_changes = [turn for one in named.values() for turn in one.turns]
+    bound_changes = [change for one in named.values() for change in one.bound_changes]
     traces = [
         *(trace for (name, one), line in zip(named.items(), styles, strict=True)
           for trace in _drawn(name, one, line, text)),

@@ -42,6 +42,7 @@ def report(
 
 
 def title(result: Disaggregated) -> str:
+    """Model and the devices of prefill and decode."""
     prefill, decode = (devices(side) for _, side in result.sides)
     return f"{result.decode.model.title}: prefill on {prefill}, decode on {decode}"
 
@@ -74,6 +75,7 @@ def summary(result: Disaggregated) -> list[Line]:
 
 
 def cards(result: Disaggregated) -> list[Card]:
+    """Times of a request, the KV transfer, and the memory of each side."""
     transfer = Card(label="KV transfer", value=seconds(result.kv_transfer_s), about=_transfer(result))
     memory = (analysis.memory_card(side, f"memory of {devices(side)}") for _, side in result.sides)
     return [*analysis.time_cards(result.joint), transfer, *memory]

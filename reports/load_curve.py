@@ -110,9 +110,9 @@ def remarks(result: LoadCurve) -> list[str]:
     lines.append(f"Bottleneck at concurrency {points[-1].concurrency:,}: {points[-1].run.limit}")
     drained = [point for point in points if point.run.drained > _NOTABLE_DRAIN]
     if drained:
-        further = " or more" if len(drained) > 1 else ""
+        or_more = " or more" if len(drained) > 1 else ""
         lines.append(
-            f"Drain: at concurrency {drained[0].concurrency:,}{further}, fewer requests are running in up to the "
+            f"Drain: at concurrency {drained[0].concurrency:,}{or_more}, fewer requests are running in up to the "
             f"last {max(point.run.drained for point in drained):.0%} of the time, which lowers the throughput. More "
             "requests (--requests) reduce that share."
         )

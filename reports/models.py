@@ -23,6 +23,7 @@ _LEGEND: Final = (
 
 
 def model_list(models: Sequence[ModelFacts], width: int = WIDTH) -> str:
+    """Table of models as text with a legend, at most `width` columns wide."""
     head = ("model", "total", "act.", "bytes", "in", "attention", "KV", "KV>w", "ctx")
     lines = [
         (m.name, _parameter_count(m.parameters), _active(m), _bytes(m.weight_bytes), m.precision,

@@ -104,6 +104,7 @@ def _measured(each: KernelEstimate, measured_s: float) -> str:
 
 
 def render_json(estimates: Sequence[KernelEstimate]) -> str:
+    """JSON document of the estimates, with the versions of its schema and of llmviewer."""
     kernels = [each.to_dict() for each in estimates]
     return json_of({"schema_version": SCHEMA_VERSION, "llmviewer_version": __version__, "kernels": kernels})
 

@@ -99,12 +99,12 @@ class Merged(NamedTuple):
     """An operator whose launches are the same in several blocks.
 
     parts  the operator in each block
-    whole  all its launches, as one operator of the first block
+    total  all its launches, as one operator of the first block
     title  a unique name: its own, with its blocks where several rows have that name
     """
 
     parts: tuple[OperatorResult, ...]
-    whole: OperatorResult
+    total: OperatorResult
     title: str
 
 
@@ -144,7 +144,7 @@ def merged(phase: Phase) -> list[Merged]:
     for parts in equal_operators.values():
         blocks.setdefault(parts[0].name, []).append([op.block for op in parts])
     return [
-        Merged(parts=tuple(parts), whole=_sum(parts), title=_title(parts, blocks[parts[0].name]))
+        Merged(parts=tuple(parts), total=_sum(parts), title=_title(parts, blocks[parts[0].name]))
         for parts in equal_operators.values()
     ]
 
@@ -206,7 +206,7 @@ def _small_operators(table: Sequence[Merged], total: Total) -> list[Merged]:
         expected = (op.expected_time_s or 0) < SMALL_SHARE * (total.expected_time_s or inf)
         return op.share < SMALL_SHARE and expected
 
-    return [one for one in table if is_small(one.whole)] if len(table) > _MAX_FULL_ROWS else []
+    return [one for one in table if is_small(one.total)] if len(table) > _MAX_FULL_ROWS else []
 
 
 def shows_calls(analysis: Analysis, per_call: bool | None) -> bool:
@@ -225,7 +225,7 @@ def expected_s(op: OperatorResult, *, per_call: bool) -> float | None:
 
 
 def _operator(place: int, merged: Merged, *, per_call: bool) -> tuple[Item, ...]:
-    op = merged.whole
+    op = merged.total
     amounts = op.per_call if per_call else op
     time_s = expected_s(op, per_call=per_call)
     return (
@@ -244,7 +244,7 @@ def _operator(place: int, merged: Merged, *, per_call: bool) -> tuple[Item, ...]
 
 def _summary_row(operators: Sequence[Merged]) -> tuple[Item, ...]:
     """The row of all launches of small operators."""
-    op = _sum([one.whole for one in operators])
+    op = _sum([one.total for one in operators])
     return (
         Item(text=f"{len(operators)} under {SMALL_SHARE:.0%}"),
         Item(text=str(op.repeat)),

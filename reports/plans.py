@@ -88,6 +88,7 @@ def _text(value: object) -> str:
 
 
 def title(result: ServicePlan) -> str:
+    """Model, arrival rate and lengths that a deployment is planned for."""
     requests = f"{result.rate:g} request{'s' * (result.rate != 1)}/s"
     return (
         f"Serving {result.model.title}: {requests}, {result.prompt:,} input tokens, "
@@ -210,11 +211,12 @@ def _priced(result: ServicePlan) -> str:
 
 
 def remarks(result: ServicePlan) -> list[str]:
+    """Number of settings tried, devices that could not be ranked, and the share of bounds in the best plan."""
     lines = [f"{result.combinations:,} combinations of devices, layouts, precisions, replicas and batches were tried."]
     lines += unsold(result.unavailable)
     if result.best and result.unpriced:
-        further = len(result.unpriced) - _MAX_UNPRICED_NAMES
-        names = ", ".join(result.unpriced[:_MAX_UNPRICED_NAMES]) + f" and {further} more" * (further > 0)
+        omitted_count = len(result.unpriced) - _MAX_UNPRICED_NAMES
+        names = ", ".join(result.unpriced[:_MAX_UNPRICED_NAMES]) + f" and {omitted_count} more" * (omitted_count > 0)
         lacking, change = ("TDP", "power.tdp=700 W") if result.by is By.ENERGY else ("price", "price.cloud=3 USD/h")
         lines.append(
             f"Not ranked, because their files have no {lacking}: {names}. --hardware-set "

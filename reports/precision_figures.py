@@ -42,12 +42,12 @@ _ANY_DEVICE: Final = Hardware(name="any", title="any device", rates={}, capacity
 
 
 class _Bar(NamedTuple):
-    """Memory of a case in one precision: parts by the names of PART_COLOR, and the total in _BASE. [B]"""
+    """Memory of a case in one precision: parts by the names of PART_COLOR, and the total of the case in _BASE. [B]"""
 
     case: MemoryCase
     quant: str
     parts: Mapping[str, float]
-    whole: float
+    base_total: float
 
     @property
     def total(self) -> float:
@@ -55,7 +55,7 @@ class _Bar(NamedTuple):
 
     @property
     def height(self) -> float:
-        return self.total / self.whole
+        return self.total / self.base_total
 
 
 def memory_bars(
@@ -86,7 +86,7 @@ def memory_bars(
     figure.update_layout(barmode="stack", bargap=0.15, legend={"y": 1.01, "yanchor": "bottom"})
     for name, color in PART_COLOR.items():
         figure.add_bar(
-            x=x, y=[bar.parts[name] / bar.whole for bar in bars], name=name, marker={"color": color},
+            x=x, y=[bar.parts[name] / bar.base_total for bar in bars], name=name, marker={"color": color},
             customdata=[[bar.quant, si(bar.parts[name]), si(bar.total)] for bar in bars],
             hovertemplate=f"%{{customdata[0]}}: {name} %{{customdata[1]}}B of %{{customdata[2]}}B, "
             f"%{{y:.2%}} of {_BASE}'s<extra></extra>",

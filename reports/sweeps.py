@@ -24,6 +24,7 @@ _HEADS: Final = {
 
 
 def render(summary: Summary, form: str, width: int = WIDTH) -> str:
+    """Summary of a sweep as "text", "json" or "csv"; `width` applies to text."""
     return _text(summary, width) if form == "text" else {"json": _json, "csv": _csv}[form](summary)
 
 
@@ -63,11 +64,11 @@ def _text(summary: Summary, width: int) -> str:
         best_rows = [row for row in summary.best if row["best"] == name]
         title = f"{words} {_HEADS[_base_name(name)]} by {groups}"
         parts.append(_table(title, best_rows, varied, dict.fromkeys((name, *measures)), width=width))
-    by = f" by {' and '.join(summary.by)}" if summary.by else ""
+    grouping = f" by {' and '.join(summary.by)}" if summary.by else ""
     heads = f"{_HEADS[_base_name(measures.time)]}, {_HEADS[_base_name(measures.rate)]}"
     parts.append(
         _table(
-            f"Pareto front ({heads}){by}",
+            f"Pareto front ({heads}){grouping}",
             summary.front,
             varied,
             (measures.time, measures.rate, *measures),

@@ -50,6 +50,7 @@ def number_item(value: float) -> Item:
 
 
 def time_item(value: float) -> Item:
+    """Item of a time [s] with its unit; a dash for NaN."""
     return DASH if isnan(value) else Item(text=seconds(value), key=value)
 
 
@@ -178,6 +179,7 @@ def filled(text: str, width: int = WIDTH, *, first: str = "", others: str = "") 
 
 
 def json_of(document: object) -> str:
+    """Indented JSON with a final newline. Raises ValueError for NaN and infinity, which JSON lacks."""
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 

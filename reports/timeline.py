@@ -36,11 +36,13 @@ _MIN_SHARE_OF_BOUND: Final = 0.97  # of a bound, below which a part is impossibl
 
 
 def title(result: Timeline) -> str:
+    """Model, device, pipeline stage and phase of a recording."""
     stage = f", stage {result.stage} of {result.of_phase.stages}" if result.stage else ""
     return f"{result.analysis.model.title} on {result.analysis.hardware.title}{stage}: recorded {result.phase}"
 
 
 def headline(result: Timeline) -> str:
+    """The recorded request, and its time per pass beside the bound and the expected time."""
     request, options, phase = result.analysis.request, result.analysis.inputs, result.of_phase
     length = f"context {phase.kv_len}" if result.phase == "decode" else f"{phase.q_len} tokens per prompt"
     layout = f"{options['layout']}, " if options["layout"] else ""
@@ -66,6 +68,7 @@ def _recorded_text(result: Timeline) -> str:
 
 
 def remarks(result: Timeline) -> list[str]:
+    """Differences from the analyzed request, the largest gaps, and launches that were not identified."""
     return [
         *_other_request(result), *_other_operands(result), *_partial_passes(result), *_slower_parts(result),
         *_next_steps(result), *_faster_than_bound(result),
@@ -80,7 +83,7 @@ def _other_request(result: Timeline) -> list[str]:
     if not named:
         return []
     number = fmean(each.number for each in named)
-    tokens = [each.seen if result.phase == "decode" else each.new for each in named]
+    tokens = [each.context_tokens if result.phase == "decode" else each.new for each in named]
     token_counts = [count for count in tokens if count is not None]
     length = (
         sum(token_counts) / sum(each.number for each in named)
@@ -233,6 +236,7 @@ def _averaged(result: Timeline) -> list[str]:
 
 
 def basis(result: Timeline) -> str:
+    """Rules by which recorded launches are classified, and what they are compared with."""
     counted_where = (
         "Operators are classified by name, with all that they call"
         if result.host
@@ -248,6 +252,7 @@ def _ratio_heading(result: Timeline) -> str:
 
 
 def tables(result: Timeline) -> list[Table]:
+    """Parts of a pass, matrix products, elementwise launches, and single kernels."""
     return [_parts(result), *_products(result), *_elementwise(result), _kernels(result)]
 
 

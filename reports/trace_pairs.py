@@ -21,12 +21,14 @@ _NAME: Final = 45  # characters of a kernel's name
 
 
 def title(result: TracePair) -> str:
+    """Model, devices and phase of two recordings."""
     before, after = (each.analysis.hardware.title for each in (result.before, result.after))
     devices = before if before == after else f"{before} and {after}"
     return f"{result.before.analysis.model.title} on {devices}: two recordings of {result.before.phase}"
 
 
 def headline(result: TracePair) -> str:
+    """Time per pass of the second recording, and its speed-up over the first."""
     faster = result.speed_up >= 1
     times = fold(max(result.speed_up, 1 / result.speed_up), 3)
     return (
@@ -37,6 +39,7 @@ def headline(result: TracePair) -> str:
 
 
 def remarks(result: TracePair) -> list[str]:
+    """Parts that became faster or slower, and launches that were merged or split."""
     changes = [row for row in result.parts if abs(row.change_s) > _MIN_SHARE * result.before.time_s]
     faster = [row for row in changes if row.change_s < 0]
     slower = [row for row in changes if row.change_s > 0]
@@ -59,6 +62,7 @@ def _launches(side: Side | None) -> float:
 
 
 def basis(result: TracePair) -> str:
+    """Explanation of the columns."""
     reference = "its roofline bound" if result.after.expected_s is None else "its expected time, from measured kernels"
     return (
         "before, after: time per pass in each recording; ratio: after over before; "
@@ -67,6 +71,7 @@ def basis(result: TracePair) -> str:
 
 
 def tables(result: TracePair) -> list[Table]:
+    """Parts of a pass, matrix products and kernels, before and after."""
     parts = _table("Parts of a pass", "part", result.parts, result)
     products = _table("Matrix products of a pass", "products", result.products, result)
     return [parts, *[products][: len(result.products)], *_kernels(result)]

@@ -27,7 +27,9 @@ from .documented import rows, text
 MODEL, DEVICE = "llama-2-7b", "a100-sxm-80gb"
 ALONE = {"rate": 1e-4, "prompt_lengths": "1024", "gen_lengths": "128", "requests": 1}
 LIBRARY = {"TensorRT-LLM": "trtllm", "LMDeploy": "vllm"}  # LMDeploy's own kernels were not measured
-ENGINES = {name: engine for name, engine in ENGINES.items() if not engine.whole}  # the others: test_local_engines.py
+ENGINES = {
+    name: engine for name, engine in ENGINES.items() if not engine.has_whole_passes
+}  # the others: test_local_engines.py
 ROWS = {name: engine.row for name, engine in ENGINES.items() if engine.row}
 SPEED_UPS = Path(__file__).with_name(
     "w4a16_speedups.csv"

@@ -69,7 +69,7 @@ def test_names_that_have_no_room_are_broken_and_whole(name, asked):
 def test_what_takes_little_may_be_partly_unmeasured():
     """No kernel in fp32 of one small operator is known on this device, only its bound; of others there is more."""
     (_, phase), *_ = analyze("nomic-embed-text-v2-moe", "b200", layout="tp=4").phases
-    small = [row.whole for row in merged(phase) if row.whole.share < 1 / 100]
+    small = [row.total for row in merged(phase) if row.total.share < 1 / 100]
     assert 0 < sum(op.expected_high_s is None for op in small) < len(small)
     (line,) = [texts(row) for row in rows(phase, per_call=False, brief=True) if "under" in row[0].text]
     assert re.fullmatch(r"[\d.]+us", line[-2].replace(" ", ""))
@@ -82,10 +82,10 @@ def test_a_long_table_has_one_line_for_what_takes_little():
     for (_, phase), left_out in zip(found.phases, [text for text in shown if "under 1%" in text], strict=True):
         table, total = merged(phase), phase.total
         small = [
-            row.whole
+            row.total
             for row in table
-            if row.whole.bound_time_s < total.bound_time_s / 100
-            and row.whole.expected_time_s < total.expected_time_s / 100
+            if row.total.bound_time_s < total.bound_time_s / 100
+            and row.total.expected_time_s < total.expected_time_s / 100
         ]
         (line,) = [texts(row) for row in rows(phase, per_call=False, brief=True) if "under" in row[0].text]
         assert line[:2] == (left_out, str(sum(op.repeat for op in small))) == (f"{len(small)} under 1%", line[1])
@@ -206,9 +206,9 @@ def test_an_operator_that_does_the_same_in_several_blocks_has_one_row(name):
         assert sorted(map(id, (part for row in table for part in row.parts))) == sorted(map(id, phase.operators))
         assert len({row.title for row in table}) == len(table) < len(phase.operators)
         for field in ("ops", "bytes", "bound_time_s"):
-            assert sum(getattr(row.whole, field) for row in table) == pytest.approx(getattr(phase.total, field))
+            assert sum(getattr(row.total, field) for row in table) == pytest.approx(getattr(phase.total, field))
         for row in table:
-            assert row.whole.repeat * row.whole.per_call.ops == pytest.approx(row.whole.ops)
+            assert row.total.repeat * row.total.per_call.ops == pytest.approx(row.total.ops)
 
 
 @pytest.mark.parametrize("there", [{}, {"table_width": 120}])

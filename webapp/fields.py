@@ -109,7 +109,7 @@ def _quantization(quant: str) -> Quantization:
 def _short_name(letter: str, scheme: Scheme) -> str:
     """The short name of an operand's format in a scheme; AS_PUBLISHED where it has none."""
     stored = getattr(scheme, _SCHEME_FIELDS[letter])
-    return next((short for short, known in _formats_by_name(letter).items() if known == stored), AS_PUBLISHED)
+    return next((short for short, form in _formats_by_name(letter).items() if form == stored), AS_PUBLISHED)
 
 
 @cache
@@ -138,8 +138,8 @@ def technique_names(texts: Iterable[str]) -> list[str]:
 
 def techniques_text(names: Sequence[str], texts: Sequence[str]) -> str:
     """The text of techniques by name: as in `texts` where they are among these, else with example parameters."""
-    given = {_technique_name(text): text for text in texts}
-    return "; ".join(given.get(name, _example(name)) for name in names)
+    text_by_name = {_technique_name(text): text for text in texts}
+    return "; ".join(text_by_name.get(name, _example(name)) for name in names)
 
 
 def _technique_name(text: str) -> str:

@@ -17,7 +17,7 @@ from .state import State
 from .tabs import TABS, timeline
 from .tabs._components import cards, panel, table, with_loading
 from .views import overview
-from .words import AT_LEAST, CONTROLS
+from .words import CONTROLS, LOWER_BOUND_SIGN
 
 _WAITED_FOR: Final[Any] = {"content": "children"}  # tabs load their own components
 
@@ -62,7 +62,7 @@ def layout() -> Component:
             ], id="results"),
         ], className="page"),
         html.Footer([
-            f"llmviewer {__version__}. {AT_LEAST}: roofline bound. Expected: from measured kernels. ",
+            f"llmviewer {__version__}. {LOWER_BOUND_SIGN}: roofline bound. Expected: from measured kernels. ",
             "The server stores nothing that you enter.",
         ], className="soft"),
     ])  # fmt: skip

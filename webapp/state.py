@@ -384,7 +384,7 @@ class State:
         return link.removeprefix("?").replace("|", "%7C")
 
     def what_ifs(self, device: str) -> tuple[str, ...]:
-        """What-if changes of a device, as KEY=VALUE."""
+        """Returns the what-if changes of a device, as KEY=VALUE."""
         pairs = (change.partition("=") for change in self.set)
         split_changes = ((*key.rpartition(":"), value) for key, _, value in pairs)
         return tuple(f"{key}={value}" for name, _, key, value in split_changes if name == device)

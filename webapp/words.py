@@ -9,8 +9,8 @@ from llmviewer._layout import data_dir
 from llmviewer.options import PARAMETERS, RequestOptions
 from llmviewer.parameters import declared
 
-AT_LEAST: Final = "\N{GREATER-THAN OR EQUAL TO}"  # sign of lower bounds
-AT_MOST: Final = "\N{LESS-THAN OR EQUAL TO}"  # sign of upper bounds
+LOWER_BOUND_SIGN: Final = "\N{GREATER-THAN OR EQUAL TO}"
+UPPER_BOUND_SIGN: Final = "\N{LESS-THAN OR EQUAL TO}"
 
 
 class ControlWords(NamedTuple):

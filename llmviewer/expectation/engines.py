@@ -49,14 +49,14 @@ class Default(NamedTuple):
     gib        least memory of GPUs that it applies to [GiB]
     but        prefixes of names of devices that it does not apply to
     max_batch  largest batch, if limited
-    together   policy, where ranks of data parallelism wait for each other; "" for the same
+    lockstep_policy  policy where ranks of data parallelism wait for each other; "" for the same
     """
 
     policy: str
     gib: float = 0
     but: str = ""
     max_batch: int | None = None
-    together: str = ""
+    lockstep_policy: str = ""
 
     def meant_on(self, hardware: Hardware) -> bool:
         has_memory = hardware.kind == "gpu" and hardware.capacity >= self.gib * 2**30
@@ -84,7 +84,7 @@ class Engine:
     defaults  default schedulers; the last one that applies to a device is used
     block     tokens per block of its cache
     row       row of the table; None if it has none
-    whole     whether its whole passes were measured, but no single kernel (whole_passes.py)
+    has_whole_passes  whether its whole passes were measured, but no single kernel (whole_passes.py)
     """
 
     name: str
@@ -96,7 +96,7 @@ class Engine:
     defaults: tuple[Default, ...]
     block: int = 16
     row: Row | None = None
-    whole: bool = False
+    has_whole_passes: bool = False
     note: str
 
     def default_on(self, hardware: Hardware) -> Default:
@@ -107,7 +107,7 @@ class Engine:
     @property
     def description(self) -> str:
         """Derivation of its times, as text."""
-        if self.whole:
+        if self.has_whole_passes:
             return f"{self.title}: factors fitted to passes measured by its users ({LOCAL}). {self.note}"
         if self.row is None:
             how = f"nothing was fitted; tested against {SERVERS}, as it has no row in {TABLE}"
@@ -164,17 +164,17 @@ ENGINES: Final = {
         # back as its guides and InferenceX set attention_dp_config for DeepSeek-R1; it is off unless set.
         Engine(
             name="tensorrt-llm", title="TensorRT-LLM", library="trtllm",
-            defaults=(Default("fcfs:8192", max_batch=2048, together="fcfs:8192,hold=60"),),
+            defaults=(Default("fcfs:8192", max_batch=2048, lockstep_policy="fcfs:8192,hold=60"),),
             row=Row(92.512),
             note="In-flight batching: whole prompts, up to 8192 tokens a step, in one batch with decodes.",
         ),
         Engine(  # its scheduler: defaults of --ubatch-size and --parallel (pull 16736)
-            name="llama.cpp", title="llama.cpp", library="llama.cpp", whole=True, block=1,
+            name="llama.cpp", title="llama.cpp", library="llama.cpp", has_whole_passes=True, block=1,
             defaults=(Default("chunked:512", max_batch=4),),
             note="llama-server defaults: 4 slots, decode with up to 512 prompt tokens a step.",
         ),
         Engine(  # its scheduler: defaults of --prefill-step-size and --decode-concurrency of mlx_lm.server
-            name="mlx", title="MLX", library="mlx", whole=True, block=1,
+            name="mlx", title="MLX", library="mlx", has_whole_passes=True, block=1,
             defaults=(Default("prefill-chunks:2048", max_batch=32),),
             note="mlx_lm prefills prompts in chunks of 2048 tokens.",
         ),

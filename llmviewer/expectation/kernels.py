@@ -266,7 +266,7 @@ class Launcher:
 
 def _backend(engine: Engine | None, hardware: Hardware) -> EngineKernels | str | None:
     """Backend of an engine with measured whole passes, or the reason why a device has none; None for other engines."""
-    if engine is None or not engine.whole:
+    if engine is None or not engine.has_whole_passes:
         return None
     try:
         return backend_of(engine.name, hardware)

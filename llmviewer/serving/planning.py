@@ -103,7 +103,9 @@ def plan(
     devices, prefill_devices, unavailable = _devices(hardware, prefill_hardware, all_options["hardware_set"])
     precisions = _nonempty("quants", quants)
     serving_engine = find_engine(engine, library) if engine else None
-    base_device = typical(serving_engine.name, devices) if serving_engine and serving_engine.whole else devices[0]
+    base_device = (
+        typical(serving_engine.name, devices) if serving_engine and serving_engine.has_whole_passes else devices[0]
+    )
     base = _base_setting(model, base_device, serving_engine, all_options)
     load = _load(
         base, rate=rate, prompt=prompt, gen=gen, goals=Goals(ttft_s=ttft, tpot_s=tpot), batches=batches,
@@ -165,7 +167,7 @@ def _base_setting(model: str | Model, device: Hardware, engine: Engine | None, o
     Raises InputError if the model does not generate token by token, or if a technique does not apply or sets a
     precision.
     """
-    engine_name = engine.name if engine and engine.whole else ""
+    engine_name = engine.name if engine and engine.has_whole_passes else ""
     bare = Setting.of(
         model, device, attention=engine.attention if engine else None, engine=engine_name, library=options["library"],
         profiles=options["profiles"],

@@ -240,7 +240,9 @@ def scheduling_options(
         else (Default(_DEFAULT_POLICY), _DEFAULT_BLOCK_TOKENS)
     )
     wait = waiting_ranks(layout) > 1
-    parsed_policy = parse_policy(policy or (defaults.together if wait and defaults.together else defaults.policy))
+    parsed_policy = parse_policy(
+        policy or (defaults.lockstep_policy if wait and defaults.lockstep_policy else defaults.policy)
+    )
     if parsed_policy.hold > 1 and not wait:
         raise InputError(
             f"policy must leave out hold where no ranks wait for each other, as those of dp do with ep above tp; got "

@@ -75,12 +75,12 @@ class RecordedSequences:
 
     number  sequences
     new     new tokens of all of them; None if not named
-    seen    tokens that they attend to, new ones included, of all of them; None if not named
+    context_tokens  tokens that they attend to, new ones included, of all of them; None if not named
     """
 
     number: int
     new: int | None = None
-    seen: int | None = None
+    context_tokens: int | None = None
 
     def text(self, one: str) -> str:
         """The sequences in words, such as "9 prompts (8,155 tokens)"; `one` names one of them."""
@@ -201,7 +201,7 @@ def steps_of(ranges: Iterable[RecordedLaunch]) -> tuple[EngineStep, ...]:
 
 def _num_token_counts(step: EngineStep) -> int:
     """Number of token counts that the name of a pass gives."""
-    return sum(count is not None for each in (step.prefills, step.decodes) for count in (each.new, each.seen))
+    return sum(count is not None for each in (step.prefills, step.decodes) for count in (each.new, each.context_tokens))
 
 
 def parse_step(name: str, start: float) -> EngineStep | None:
@@ -229,6 +229,6 @@ def parse_step(name: str, start: float) -> EngineStep | None:
 def _sequences(number: str, numbers: str) -> RecordedSequences:
     """Sequences of a phase, from what a name has in parentheses."""
     if match := _SUMS.match(numbers):
-        return RecordedSequences(number=int(number), new=int(match["new"]), seen=int(match["seen"]))
+        return RecordedSequences(number=int(number), new=int(match["new"]), context_tokens=int(match["seen"]))
     first = _NEW.match(numbers)
     return RecordedSequences(number=int(number), new=int(first[0]) if first else None)

@@ -143,7 +143,7 @@ def named_request(recording: RecordedLaunches | KernelSums, phase: str) -> dict[
     if not named:
         return {}
     (number, _), *_ = Counter(one.number for one in named).most_common(1)
-    tokens = [one.seen if phase == "decode" else one.new for one in named if one.number == number]
+    tokens = [one.context_tokens if phase == "decode" else one.new for one in named if one.number == number]
     token_counts = [count for count in tokens if count is not None]
     length = round(sum(token_counts) / (number * len(token_counts))) if token_counts else 0
     return {"batch": number} | ({"kv_len" if phase == "decode" else "prompt": length} if length else {})

@@ -119,6 +119,8 @@ def _link(state: State) -> str:
 
 
 def register(app: Dash) -> None:
+    """Ranks changes of the shown setting after the tab itself is shown, and all techniques on request."""
+
     @app.callback(
         Output(_PLACE, "children"), Output(_ALL_TECHNIQUES, "hidden"),
         Input("changes-of", "data"), Input(_ALL_TECHNIQUES, "n_clicks"), Held("tab", "value"), Held("op", "value"),

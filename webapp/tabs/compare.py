@@ -24,6 +24,7 @@ _TOKENS_NOTE: Final = "Bars show one pass; with techniques it may yield more tha
 
 
 def show(results: tuple[DeviceResult, ...], state: State) -> Component:
+    """Pinned settings beside the current one: their results, differences, and operators with other bounds."""
     settings, problems = compare.compared_settings(results, state)
     parts = [_settings(settings, state, problems)]
     if len(settings) > 1:
@@ -105,6 +106,8 @@ def _bound_table(differences: list[BoundDifference], settings: list[ComparedSett
 
 
 def register(app: Dash) -> None:
+    """Connects the buttons that pin and unpin settings."""
+
     @app.callback(
         Output("pins", "value", allow_duplicate=True),
         Input({"pin": ALL}, "n_clicks"),

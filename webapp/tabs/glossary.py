@@ -14,6 +14,7 @@ from ._components import Tab, panel
 
 
 def show(_results: tuple[DeviceResult, ...], _state: State) -> Component:
+    """Terms with synonyms, meaning and the controls that set them."""
     terms = html.Dl([html.Div(_entry(term)) for term in GLOSSARY], className="terms")
     return panel(html.H3("Glossary"), terms, className="glossary")
 

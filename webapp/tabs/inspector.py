@@ -12,7 +12,7 @@ from llmviewer.units import seconds
 from ..page_state import shown_state
 from ..results import device_results
 from ..views.inspector import OperatorDetails, operator_details
-from ..words import AT_LEAST
+from ..words import LOWER_BOUND_SIGN
 from ._components import badge, panel, table
 
 _ELEMENT_ID: Final = "inspector"
@@ -33,7 +33,7 @@ def content(one: OperatorDetails, device: str = "") -> Component:
         for name, time_s, share in one.busy_times
     ]  # fmt: skip
     improvements = (
-        table([("change", f"time {AT_LEAST}", "gain"), *one.improvements], "wrap gains")
+        table([("change", f"time {LOWER_BOUND_SIGN}", "gain"), *one.improvements], "wrap gains")
         if one.improvements
         else html.P("No change known to help.")
     )
@@ -50,6 +50,8 @@ def content(one: OperatorDetails, device: str = "") -> Component:
 
 
 def register(app: Dash) -> None:
+    """Shows the details of the selected operator."""
+
     @app.callback(
         Output(_ELEMENT_ID, "children"), Input("op", "value"), State("asked", "data"), State("files", "data"),
     )  # fmt: skip

@@ -14,6 +14,7 @@ from ._components import Tab, figure_panel, panel, table
 
 
 def show(results: tuple[DeviceResult, ...], state: State) -> Component:
+    """Memory by kind on each device, and the batch and context that fit."""
     inputs = f"batch {state.batch}, {state.prompt} + {state.gen} tokens"
     return html.Div([
         panel(figure_panel("memories", memory.memory_figure(results))),

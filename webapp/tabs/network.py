@@ -54,6 +54,7 @@ _COLOURED: Final = """(by, styles) => JSON.parse(JSON.stringify(styles[by] || st
 
 
 def show(results: tuple[DeviceResult, ...], state: State) -> Component:
+    """Operator graph of the first device, sized by time and coloured by bound."""
     shape_notes = {"memory": "", "compute": ", cut corners", "link": ", rounded sides"}
     legend = [
         html.Span(f"{bound}{shape_note}", className=f"badge {bound}") for bound, shape_note in shape_notes.items()
@@ -102,6 +103,7 @@ def _idle_note(idle_blocks: tuple[str, ...]) -> str:
 
 
 def register(app: Dash) -> None:
+    """Selects an operator by a click, and recolours the graph in the browser."""
     register_clientside(app, "node", Output("op", "value", allow_duplicate=True), Input("network", "tapNodeData"))
     styled = Output("network", "stylesheet")
     register_clientside(

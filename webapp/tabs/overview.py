@@ -59,6 +59,7 @@ _TOGGLE_COLUMNS: Final = f"""(clicks, columns) => {{
 
 
 def show(results: tuple[DeviceResult, ...], state: State) -> Component:
+    """Roofline, time by operator and table of operators on each device."""
     rows = overview.operator_rows(results, state.phase)
     has_no_expectation = all(row["expected"] is None for row in rows)
     text_width = 16 + _LETTER_PX * max(len(row["called"]) for row in rows)
@@ -106,6 +107,7 @@ def show(results: tuple[DeviceResult, ...], state: State) -> Component:
 
 
 def register(app: Dash) -> None:
+    """Selects an operator by a click on a figure or a row, and marks it in the figures."""
     inspector.register(app)
     changes.register(app)
     chosen = Output("op", "value", allow_duplicate=True)

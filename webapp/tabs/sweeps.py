@@ -25,6 +25,7 @@ _IGNORED_SETTINGS: Final = "Precisions on one device, without parallelism, offlo
 
 
 def show(results: tuple[DeviceResult, ...], state: State) -> Component:
+    """Curves over the selected axis with their changes of bound, or a figure of the paper."""
     if state.sweep in _PAPER:
         return html.Div([_preset(results, state)], className="sweeps")
     curves, problems = sweep_curves.sweep_curves(results, state)
@@ -80,6 +81,7 @@ def _preset(results: tuple[DeviceResult, ...], state: State) -> Component:
 
 
 def register(app: Dash) -> None:
+    """Connects the download of the curves as CSV."""
     register_csv(
         app,
         "sweeps",

@@ -43,6 +43,7 @@ def result() -> Component:
 
 
 def show(_results: tuple[DeviceResult, ...], _state: State) -> Component:
+    """Explanation of what to upload and how to set the controls; the upload stays outside of the tab."""
     return panel(
         html.H3("Compare a recorded run"),
         html.P("Drop in a profiler trace of the model. Each group of operators is compared with its roofline bound and "
@@ -98,6 +99,7 @@ def _trace(contents: str | None, name: str | None) -> DroppedTrace | Path | None
 
 
 def register(app: Dash) -> None:
+    """Analyzes an uploaded trace, again when settings change while this tab is open, and saves its reports."""
     on_this_tab = (
         '(link, tab) => tab === "timeline" ? link : window.dash_clientside.no_update'  # other tabs send no request
     )

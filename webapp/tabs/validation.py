@@ -46,6 +46,7 @@ _WORDS: Final = frozenset(("device", "family", "library", "dtype", "kernel", "ve
 
 
 def show(results: tuple[DeviceResult, ...], _state: State) -> Component:
+    """Sources of the expected times with their errors, and an upload of measurements."""
     rows = validation.profile_rows(results)
     unmeasured = validation.unmeasured_devices(results)
     notes = [
@@ -138,6 +139,7 @@ def _scored_upload(contents: str, name: str | None) -> ScoredMeasurements:
 
 
 def register(app: Dash) -> None:
+    """Scores uploaded measurements, and connects the downloads as CSV."""
     register_clientside(app, "n => !!n", Output("profiles", "exportDataAsCsv"), Input("profiles-csv", "n_clicks"))
 
     @app.callback(

@@ -16,7 +16,7 @@ from llmviewer.variants.variant import MIN_GAIN, MIN_OFFERED_GAIN, Change, Varia
 from ..cpu_limit import CpuLimitError
 from ..results import DeviceResult, evaluation_of
 from ..state import State
-from ..words import AT_LEAST
+from ..words import LOWER_BOUND_SIGN
 
 _DEGREES: Final = (2, 8)
 _CPU_LIMIT_REACHED: Final = "CPU-time limit of the request; choose fewer devices, or try again"
@@ -180,7 +180,7 @@ def time_text(variant: Variant) -> str:
     """Bound and expected time of the objective, such as "TPOT >= 13.1 ms, expected 20.1 ms (18.0 to 23.0 ms)"."""
     result, time_objective = variant.result, variant.objective
     name = ("TPOT" if time_objective is Objective.TPOT else "TTFT") if result.setting.model.generates else "latency"
-    bound = f"{name} {AT_LEAST} {seconds(result.bounds.numbers()[f'{time_objective}_s'])}"
+    bound = f"{name} {LOWER_BOUND_SIGN} {seconds(result.bounds.numbers()[f'{time_objective}_s'])}"
     expected = result.expected_tpot if time_objective is Objective.TPOT else result.expected_ttft
     interval = between(*expected.numbers()) if expected else ""
     return f"{bound}, expected {interval}" if interval else bound

@@ -18,7 +18,7 @@ from llmviewer.units import fold, seconds, si
 
 from ..results import DeviceResult, device_results
 from ..state import State
-from ..words import AT_LEAST, AT_MOST
+from ..words import LOWER_BOUND_SIGN, UPPER_BOUND_SIGN
 
 LETTERS: Final = "ABCDEF"  # of pins
 _MIN_RATIO_DIFFERENCE: Final = 0.005  # ratios nearer to 1 are omitted
@@ -115,11 +115,11 @@ _INPUT_TEXTS: Final[tuple[Callable[[Analysis], str], ...]] = (
 )
 
 _NUMBERS: Final = (
-    *_bound_and_expected("TTFT", AT_LEAST, "ttft_s", seconds),
-    *_bound_and_expected("TPOT", AT_LEAST, "tpot_s", seconds),
-    *_bound_and_expected("E2E latency", AT_LEAST, "latency_s", seconds),
+    *_bound_and_expected("TTFT", LOWER_BOUND_SIGN, "ttft_s", seconds),
+    *_bound_and_expected("TPOT", LOWER_BOUND_SIGN, "tpot_s", seconds),
+    *_bound_and_expected("E2E latency", LOWER_BOUND_SIGN, "latency_s", seconds),
     _TableNumber("tokens per pass and sequence", "tokens_per_step", lambda a: _tokens_per_pass(a.analysis), _count),
-    *_bound_and_expected("tokens/s", AT_MOST, "tokens_per_s", _count),
+    *_bound_and_expected("tokens/s", UPPER_BOUND_SIGN, "tokens_per_s", _count),
     _TableNumber("memory", "total_bytes", lambda a: a.analysis.memory.total_bytes, _bytes),
     _TableNumber("weights", "weight_bytes", lambda a: a.analysis.memory.weight_bytes, _bytes),
     _TableNumber("KV cache", "kv_cache_bytes", lambda a: a.analysis.memory.kv_cache_bytes, _bytes),

@@ -25,7 +25,7 @@ from llmviewer.variants.variant import MIN_OFFERED_GAIN, Change
 from llmviewer.workload import Workload
 
 from ..results import DeviceResult
-from ..words import AT_LEAST
+from ..words import LOWER_BOUND_SIGN
 from .formulas import formula
 
 
@@ -56,7 +56,7 @@ def operator_details(device_result: DeviceResult, phase: str, op: str) -> Operat
     phase_result = device_result.phase(phase)
     rows = merged(phase_result)
     chosen = next((row for row in rows if any(operator_id(part) == op for part in row.parts)), None)
-    result = (chosen or max(rows, key=lambda row: row.whole.share)).whole
+    result = (chosen or max(rows, key=lambda row: row.total.share)).total
     workload = pass_workload(device_result, phase)
     if result.kind == EXPOSED.kind:
         return _exposed_transfer_details(device_result, name, result, workload)
@@ -128,13 +128,13 @@ def _planned(setting: Setting, phase: str, op: OperatorResult) -> PlannedOperato
 def _time_rows(result: OperatorResult, phase_name: str, phase: Phase) -> tuple[tuple[str, str], ...]:
     expected, low, high = result.expected_time_s, result.expected_low_s, result.expected_high_s
     expected_text = between(expected, low, high) or (seconds(expected) if expected else "")
-    one = (f"one launch {AT_LEAST}", seconds(result.per_call.bound_time_s))
+    one = (f"one launch {LOWER_BOUND_SIGN}", seconds(result.per_call.bound_time_s))
     launches = f"all {result.repeat}" if result.repeat > 1 else "one launch"
     return (
         *((one,) if result.repeat > 1 else ()),
-        (f"{launches} {AT_LEAST}", f"{seconds(result.bound_time_s)}, {result.share:.1%} of {phase_name}"),
+        (f"{launches} {LOWER_BOUND_SIGN}", f"{seconds(result.bound_time_s)}, {result.share:.1%} of {phase_name}"),
         *(((f"{launches} expected", expected_text), ("source", result.expectation_source)) if expected else ()),
-        (f"{phase_name} {AT_LEAST}", seconds(phase.total.bound_time_s)),
+        (f"{phase_name} {LOWER_BOUND_SIGN}", seconds(phase.total.bound_time_s)),
     )
 
 

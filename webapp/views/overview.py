@@ -166,11 +166,11 @@ def operator_rows(results: Sequence[DeviceResult], phase: str) -> list[dict[str,
         for one in results
         for total in [one.phase(phase).total.expected_time_s]
         for row in merged(one.phase(phase))
-        for op in [row.whole]
+        for op in [row.total]
     ]  # fmt: skip
 
 
 def operator_titles(results: Sequence[DeviceResult], phase: str) -> dict[str, str]:
     """Titles of the operators of a phase by BLOCK.NAME, the largest share of time first."""
-    ranked = sorted(merged(results[0].phase(phase)), key=lambda row: -row.whole.share)
+    ranked = sorted(merged(results[0].phase(phase)), key=lambda row: -row.total.share)
     return {operator_id(part): row.title for row in ranked for part in row.parts}

@@ -17,7 +17,7 @@ from llmviewer.workload import Workload
 
 from ..results import DeviceResult
 from ..state import State
-from ..words import AT_LEAST, AT_MOST
+from ..words import LOWER_BOUND_SIGN, UPPER_BOUND_SIGN
 from .sweep_curves import DEFAULT_MAX_CONTEXT, SweepCurve, bound_changes, curve_crossings, time_by_bound
 
 _MAPPED: Final = tuple(2**i for i in range(11))  # batches of a map
@@ -39,17 +39,17 @@ def curve_figures(sweep_lines: Sequence[SweepCurve], state: State) -> dict[str, 
     if sweep_lines[0].setting.model.generates:
         steps = {line.name: _curve(line, "decode") for line in sweep_lines}
         figures["sweep-decode"] = page_figure(curves(
-            f"Decode step {AT_LEAST}", f"{where}", steps, unit="time", text=seconds, **shared_arguments,
+            f"Decode step {LOWER_BOUND_SIGN}", f"{where}", steps, unit="time", text=seconds, **shared_arguments,
             meets=curve_crossings(sweep_lines, "decode"),
         ))  # fmt: skip
         if not state.techniques:  # with techniques a pass may not yield one token per sequence
             rates = {line.name: _rate(line, steps[line.name]) for line in sweep_lines}
             figures["sweep-rate"] = page_figure(curves(
-                f"Decode tokens/s {AT_MOST}", f"{where}", rates, unit="tokens/s",
+                f"Decode tokens/s {UPPER_BOUND_SIGN}", f"{where}", rates, unit="tokens/s",
                 text=lambda y: si(y).strip(), **shared_arguments,
             ))  # fmt: skip
     figures["sweep-prefill"] = page_figure(curves(
-        f"TTFT {AT_LEAST}", f"{where}", {line.name: _curve(line, "prefill") for line in sweep_lines},
+        f"TTFT {LOWER_BOUND_SIGN}", f"{where}", {line.name: _curve(line, "prefill") for line in sweep_lines},
         unit="time", text=seconds, **shared_arguments, meets=curve_crossings(sweep_lines, "prefill"),
     ))  # fmt: skip
     each = " per device" * (sweep_lines[0].setting.layout.devices > 1)
@@ -138,7 +138,7 @@ def _fixed_inputs(line: SweepCurve, state: State) -> str:
 def _curve(line: SweepCurve, phase: str) -> Curve:
     expected = line.expected_s(phase, line.expected_x)
     return Curve(
-        x=line.x, y=line.time_s(phase, line.x), turns=bound_changes(line, phase),
+        x=line.x, y=line.time_s(phase, line.x), bound_changes=bound_changes(line, phase),
         expected=None if expected is None else (line.expected_x, expected),
     )  # fmt: skip
 

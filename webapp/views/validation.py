@@ -22,7 +22,7 @@ from llmviewer.reports.validation import worst as worst_rows
 from llmviewer.units import counted, seconds
 
 from ..results import DeviceResult
-from ..words import AT_LEAST
+from ..words import LOWER_BOUND_SIGN
 from .uploads import ScoredMeasurements
 
 _MAX_POINTS, _MAX_GROUPS = 4000, 6  # of a figure
@@ -31,7 +31,9 @@ _MAX_REASONS = 10
 
 def source_table(results: Sequence[DeviceResult]) -> list[tuple[str, ...]]:
     """Bound, expected time, interval and source of each phase on each device: a line of heads, then one per phase."""
-    lines: list[tuple[str, ...]] = [("device", "phase", f"time {AT_LEAST}", "expected", "80 % interval", "source")]
+    lines: list[tuple[str, ...]] = [
+        ("device", "phase", f"time {LOWER_BOUND_SIGN}", "expected", "80 % interval", "source")
+    ]
     for one in results:
         for name, phase in one.analysis.phases:
             total = phase.total

@@ -65,7 +65,7 @@ class DecodeCaches:
     tiles   query tiles of all sequences; each has every part of its cache to read
     shared  whether the query heads that share a key head are in one tile
     keys    keys that are read
-    whole   keys of the cache, including those before a window
+    cached_keys  keys of the cache, including those before a window
     width   columns of a head
     """
 
@@ -73,7 +73,7 @@ class DecodeCaches:
     tiles: Array
     shared: Array
     keys: Array
-    whole: Array
+    cached_keys: Array
     width: Array
     cores: float
 
@@ -97,11 +97,11 @@ class Cut:
 
 def _xqa(c: DecodeCaches) -> Cut:
     """Parts follow from the length of the whole cache, so under a window most of them have nothing to do."""
-    max_parts = np.maximum(np.floor(c.whole / _XQA_KEYS), 1)
+    max_parts = np.maximum(np.floor(c.cached_keys / _XQA_KEYS), 1)
     parts = np.minimum(max_parts, np.round(np.sqrt(8 * max_parts)))
     waves = c.heads * parts / c.cores
     parts = np.maximum(np.floor(parts / np.maximum(waves / _XQA_WAVES, 1)), 1)
-    return _even(c, parts, np.minimum(np.ceil(c.keys / c.whole * parts), parts))
+    return _even(c, parts, np.minimum(np.ceil(c.keys / c.cached_keys * parts), parts))
 
 
 def _dealt(c: DecodeCaches, tile: float) -> Cut:
@@ -171,8 +171,8 @@ def _filled(c: DecodeCaches) -> Cut:
 
 def _segments(c: DecodeCaches) -> Cut:
     launched = np.where(c.heads <= _SEGMENTS_HEADS, _SEGMENTS, 1)
-    each = np.maximum(c.whole / launched, _SEGMENTS_KEYS)
-    parts, used = (np.minimum(np.ceil(keys / each), launched) for keys in (c.whole, c.keys))
+    each = np.maximum(c.cached_keys / launched, _SEGMENTS_KEYS)
+    parts, used = (np.minimum(np.ceil(keys / each), launched) for keys in (c.cached_keys, c.keys))
     return replace(_even(c, parts, used), idle=launched - parts)
 
 

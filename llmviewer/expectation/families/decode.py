@@ -260,9 +260,9 @@ class Decode(Family):
         caches = DecodeCaches(
             heads=b * kv_heads,
             tiles=tiles,
-            shared=(group > 1) & ~tile.alone,
+            shared=(group > 1) & ~tile.is_single,
             keys=cache_keys - passed,
-            whole=cache_keys,
+            cached_keys=cache_keys,
             width=dim,
             cores=device.cores,
         )
@@ -355,12 +355,12 @@ class _Tile:
     """Tiles of query heads that share a key head. Arrays have a row for each shape.
 
     heads  that a tile has room for, some of which may be empty; 1 if each goes alone
-    alone  whether each head goes alone
+    is_single  whether each head goes alone
     other  whether a separate kernel takes heads that go alone
     """
 
     heads: Array
-    alone: Array
+    is_single: Array
     other: Array
 
 
@@ -375,7 +375,7 @@ def _tile(group: Array, max_heads: int, ways: Collection[str], *, windowed: Arra
     is_single = group > (max_heads if max_heads < _LARGEST_TILE_HEADS else np.inf)
     is_single = is_single | (windowed & bool({"apart", "waves"} & set(ways))) | (("worth" in ways) & ~fills)
     other = (is_single & bool({"shared", "masked"} & set(ways))) | ((group <= 1) & ("shared" in ways))
-    return _Tile(heads=np.where(is_single, 1, heads), alone=is_single, other=other)
+    return _Tile(heads=np.where(is_single, 1, heads), is_single=is_single, other=other)
 
 
 @frozen(kw_only=True)

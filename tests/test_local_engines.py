@@ -191,7 +191,7 @@ def test_devices_are_compared_as_each_alone():
     names = ["m4-max", "tpu-v5e", "rtx-4090", "rx-7900-xtx"]
     found = compare("llama-3-8b", names, quants=["Q4_K_M"], engine="llama.cpp", prompt=512)
     assert [cell.refused for cell in found.cells] == ["", "no kernels of llama.cpp are known on it", "", ""]
-    for cell in found.answered:
+    for cell in found.runnable:
         alone = analyze("llama-3-8b", cell.hardware.name, quant="Q4_K_M", engine="llama.cpp", prompt=512)
         times = found.expected(cell)
         assert times.ttft.expected[0] == pytest.approx(alone.generation.expected_ttft_s, rel=0.005)

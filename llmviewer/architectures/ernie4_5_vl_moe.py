@@ -51,18 +51,18 @@ _MARKS: Final = 2  # tokens that begin and end a picture
 
 @frozen(kw_only=True)
 class TwoKinds:
-    """Experts for text, others for the `seen` tokens of each picture, and a shared MLP for all tokens."""
+    """Experts for text, others for the `image_tokens` of each picture, and a shared MLP for all tokens."""
 
     text: Experts
     pictures: Experts
     shared: Mlp
-    seen: int
+    image_tokens: int
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        written = _on_stream(self.text.operators(parts, x), text_tokens(self.seen))
+        written = _on_stream(self.text.operators(parts, x), text_tokens(self.image_tokens))
         others = _called("vision", self.pictures.operators(parts, x), x.name)
         image_experts = _on_stream(
-            [op.with_weights(lambda w: replace(w, active=0)) for op in others], images(self.seen)
+            [op.with_weights(lambda w: replace(w, active=0)) for op in others], images(self.image_tokens)
         )
         shared = self.shared.operators(parts, x, prefix="shared_", act_name="shared_act")
         add = parts.add("shared_add", parts.tensor(result(written).name, x.width), result(shared))
@@ -102,7 +102,7 @@ def _layers(config: Section, image_tokens: int) -> list[Layer]:
         text=text_experts,
         pictures=others,
         shared=Mlp(inner=shared * inner[0], act=text_experts.act, gated=True),
-        seen=image_tokens,
+        image_tokens=image_tokens,
     )
     mixer = attention(config, share=1, bias=None)
     kinds = {

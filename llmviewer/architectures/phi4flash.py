@@ -35,17 +35,17 @@ _AFTER = ("cross", "gated")  # names of the layers that process tokens with logi
 class Phi4FlashAttention:
     """Each head sees the values of two; the results of one half, scaled, are subtracted from the other, and normalized.
 
-    own  whether keys and values are this layer's; else those of an earlier one
+    has_kv  whether keys and values are this layer's; else those of an earlier one
     """
 
     heads: Heads
-    own: bool = True
+    has_kv: bool = True
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         heads, two = self.heads, 2 * self.heads.head_dim
         q = parts.tensor("q_proj", heads.q_width)
         names = ("k_cache", "v_cache")
-        if self.own:
+        if self.has_kv:
             caches = (parts.kept(name, heads.kv_width, heads.mask) for name in names)
             projection = parts.linear("qkv_proj", x, q, *caches, bias=True)
             k, v = (parts.cache(name, heads.kv_width, heads.mask) for name in names)
@@ -106,7 +106,7 @@ def build(config: Section, fmt: Format) -> Graph:
         "local": Phi4FlashAttention(heads=near),
         "global": Phi4FlashAttention(heads=replace(plain, mask=CAUSAL)),
         "gated": GatedMemory(inner=inner),
-        "cross": Phi4FlashAttention(heads=replace(plain, mask=CAUSAL), own=False),
+        "cross": Phi4FlashAttention(heads=replace(plain, mask=CAUSAL), has_kv=False),
     }
     act = activation(config, "hidden_act", "silu")
     mlp = Mlp(inner=config.integer("intermediate_size"), act=act, gated=True, fused=True)

@@ -30,11 +30,11 @@ def require_true(config: Section, key: str, why: str) -> None:
         raise config.error(key, f"must be true: {why}")
 
 
-def check_width(config: Section, key: str, width: int, of: str, default: int | None = None) -> None:
+def check_width(config: Section, key: str, width: int, owner: str, default: int | None = None) -> None:
     """Raises InputError if field `key` is not the `width` of what it is added to or multiplied with."""
     configured_width = config.integer(key, width if default is None else default)
     if configured_width != width:
-        raise config.error(key, f"must be the {width} of {of}; got {configured_width}")
+        raise config.error(key, f"must be the {width} of {owner}; got {configured_width}")
 
 
 def filled(

@@ -168,12 +168,12 @@ def main(names: list[str]) -> None:
         kernel = load_kernel(name)
         for target in TARGETS:
             for case, launch in distinct_launches(kernel, target):
-                found = compile_launch(launch, target.sm)
-                matrix = " ".join(f"{name}x{times}" for name, times in found.matrix)
+                code = compile_launch(launch, target.sm)
+                matrix = " ".join(f"{name}x{times}" for name, times in code.matrix)
                 sys.stdout.write(
-                    f"{name:<18}{found.function:<16}{found.sm:>4}{found.registers:>6}{found.shared:>10}"
-                    f"{found.spills:>8}{found.loop:>6}{found.loop_matrix:>5}  {matrix or '-'} +{found.async_copies}"
-                    f"  {case}{'' if found.fits else '  DOES NOT FIT'}\n"
+                    f"{name:<18}{code.function:<16}{code.sm:>4}{code.registers:>6}{code.shared:>10}"
+                    f"{code.spills:>8}{code.loop:>6}{code.loop_matrix:>5}  {matrix or '-'} +{code.async_copies}"
+                    f"  {case}{'' if code.fits else '  DOES NOT FIT'}\n"
                 )
 
 

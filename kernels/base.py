@@ -69,6 +69,7 @@ class Case:
 
 
 def case(dtype: str, **sizes: int) -> Case:
+    """A case of a kernel: the type of its operands and its sizes by name."""
     return Case(dtype, tuple(sizes.items()))
 
 
@@ -271,6 +272,7 @@ def tensors(values: Mapping[str, Any]) -> Iterator[torch.Tensor]:
 
 
 def cdiv(a: int, b: int) -> int:
+    """The quotient a / b, rounded up."""
     return -(-a // b)
 
 

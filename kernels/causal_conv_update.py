@@ -74,6 +74,7 @@ def reference(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
+    """SiLU of the convolution [B, C], and the inputs for the next step [B, taps - 1, C]; in fp32."""
     inputs = torch.cat((state, x[:, None]), dim=1)
     sums = (inputs.float() * weight.float()).sum(1) + (0 if bias is None else bias.float())
     return (torch.nn.functional.silu(sums), inputs[:, 1:].float())

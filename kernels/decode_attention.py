@@ -438,6 +438,7 @@ def reference(
     window: int = 0,
     tile: DecodeTiling | None = None,  # noqa: ARG001
 ) -> tuple[torch.Tensor, ...]:
+    """Attention of each query over the paged cache of its sequence, with dequantized keys and values; in fp32."""
     if k_scale is not None and v_scale is not None and k.dtype == torch.uint8:
         k, v, k_scale, v_scale = unpack_int4(k, k_scale), unpack_int4(v, v_scale), None, None
     outputs = []

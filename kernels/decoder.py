@@ -147,16 +147,16 @@ class LayerShape:
 
     def weights(self, random: Random) -> dict[str, torch.Tensor]:
         """Random ones of the scale that keeps what passes through at that of its input; joint where launches are."""
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
 
         def norm(name: str) -> None:
             (width,) = self.operators[name].weights[0].shape
-            found[name] = random.uniform(width, low=0.5, high=1.5).to(self.dtype)
+            tensors[name] = random.uniform(width, low=0.5, high=1.5).to(self.dtype)
 
         def joint(name: str, *parts: str) -> None:
             *experts, _, k = self.operators[parts[0]].weights[0].shape
             n = sum(self.operators[part].weights[0].shape[-2] for part in parts)
-            found[name] = random.normal(*experts, n, k, dtype=self.dtype, scale=k**-0.5)
+            tensors[name] = random.normal(*experts, n, k, dtype=self.dtype, scale=k**-0.5)
 
         for name in ("attn_norm", "mlp_norm", *sorted(self.operators.keys() & _HEAD_NORMS)):
             norm(name)
@@ -169,7 +169,7 @@ class LayerShape:
         else:
             joint("gate_up", "gate_proj", "up_proj")
             joint("down", "down_proj")
-        return found
+        return tensors
 
 
 def _with_block_names(tensor: Tensor) -> Tensor:

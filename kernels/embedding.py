@@ -56,6 +56,7 @@ def plan(
 def reference(
     ids: torch.Tensor, table: torch.Tensor, positions: torch.Tensor | None = None, places: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, ...]:
+    """Rows of the table by token, plus those of learned positions where given [tokens, width]; in fp32."""
     y = table[ids.long()].float()
     return (y if positions is None or places is None else y + places[positions.long()].float(),)
 

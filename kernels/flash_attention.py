@@ -319,6 +319,7 @@ def reference(
     window: int = 0,
     tile: FlashTiling | None = None,  # noqa: ARG001
 ) -> tuple[torch.Tensor, ...]:
+    """Attention of each sequence of a ragged batch by masked softmax [tokens, heads, dim]; in fp32."""
     group = q.shape[1] // k.shape[1]
     outputs = []
     for sequence in range(q_ends.numel() - 1):
@@ -377,6 +378,7 @@ def attention(case: Case) -> tuple[Operator, ...]:
 
 
 def workload(case: Case) -> Workload:
+    """Workload of a case: one sequence for each pair of lengths."""
     return Workload(tuple(Sequences(batch=1, q_len=q_len, kv_len=kv_len) for q_len, kv_len in lengths(case)))
 
 

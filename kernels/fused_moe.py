@@ -174,6 +174,7 @@ def plan(
 def reference(
     x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, chosen: int
 ) -> tuple[torch.Tensor, ...]:
+    """Top-k experts by the softmax of logits, with their SwiGLU networks [tokens, width]; sums in fp32."""
     weights, experts = logits.float().softmax(1).topk(chosen, 1)
     weights = weights / weights.sum(1, keepdim=True)
     y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)

@@ -89,6 +89,7 @@ def plan(target: Target, x: torch.Tensor, act: str, *, gated: bool) -> LaunchPla
 
 
 def reference(x: torch.Tensor, act: str, *, gated: bool) -> tuple[torch.Tensor, ...]:
+    """The activation of x [M, N]; where gated, that of the first half of x [M, 2 N] times the second; in fp32."""
     if not gated:
         return (_REFERENCES[act](x.float()),)
     gate, up_proj = x.float().chunk(2, 1)

@@ -39,8 +39,8 @@ def _gated_delta_update(
 ):  # fmt: skip
     head, sequence = tl.program_id(1), tl.program_id(2)
     rows, columns = tl.arange(0, KEY_DIM), tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
-    own = sequence * heads + head
-    offsets = own.to(tl.int64) * key_dim * dim + rows[:, None] * dim + columns[None, :]
+    row = sequence * heads + head
+    offsets = row.to(tl.int64) * key_dim * dim + rows[:, None] * dim + columns[None, :]
     mask = (rows[:, None] < key_dim) & (columns[None, :] < dim)
     state = tl.load(state_ptr + offsets, mask, 0.0)
     keys = key_heads * key_dim
@@ -49,20 +49,20 @@ def _gated_delta_update(
     q = _unit(tl.load(q_at, rows < key_dim, 0.0).to(tl.float32), epsilon) * scale
     k = _unit(tl.load(q_at + keys, rows < key_dim, 0.0).to(tl.float32), epsilon)
     v = tl.load(token + 2 * keys + head * dim + columns, columns < dim, 0.0).to(tl.float32)
-    beta = 1 / (1 + tl.exp(-tl.load(beta_ptr + own).to(tl.float32)))
+    beta = 1 / (1 + tl.exp(-tl.load(beta_ptr + row).to(tl.float32)))
     rate = tl.exp(tl.load(a_ptr + head).to(tl.float32))
     if CHANNELS:
-        decay = tl.load(decay_ptr + own * key_dim + rows, rows < key_dim, 0.0).to(tl.float32)
+        decay = tl.load(decay_ptr + row * key_dim + rows, rows < key_dim, 0.0).to(tl.float32)
         decay += tl.load(bias_ptr + head * key_dim + rows, rows < key_dim, 0.0).to(tl.float32)
         state *= tl.exp(-rate * softplus(decay))[:, None]
     else:
-        decay = tl.load(decay_ptr + own).to(tl.float32) + tl.load(bias_ptr + head).to(tl.float32)
+        decay = tl.load(decay_ptr + row).to(tl.float32) + tl.load(bias_ptr + head).to(tl.float32)
         state *= tl.exp(-rate * softplus(decay))
     missing = beta * (v - tl.sum(state * k[:, None], 0))
     state += k[:, None] * missing[None, :]
     tl.store(into_ptr + offsets, state, mask)
     o = tl.sum(state * q[:, None], 0)
-    tl.store(o_ptr + own.to(tl.int64) * dim + columns, o.to(o_ptr.dtype.element_ty), columns < dim)
+    tl.store(o_ptr + row.to(tl.int64) * dim + columns, o.to(o_ptr.dtype.element_ty), columns < dim)
 
 
 def plan(
@@ -107,6 +107,7 @@ def reference(
     bias: torch.Tensor,
     key_heads: int,
 ) -> tuple[torch.Tensor, ...]:
+    """Output and new state of one decode step of the gated delta rule; in fp32."""
     sequences, heads, key_dim, dim = state.shape
     q, k, v = qkv.float().split((key_heads * key_dim, key_heads * key_dim, heads * dim), dim=1)
     q, k = (x.view(sequences, key_heads, key_dim).repeat_interleave(heads // key_heads, 1) for x in (q, k))

@@ -349,11 +349,13 @@ def reference(
     w_scale: torch.Tensor | None = None,
     tile: GemmTiling | None = None,  # noqa: ARG001
 ) -> tuple[torch.Tensor, ...]:
+    """The product x w^T [M, N] in fp32, times the scales of rows and columns of int8 operands."""
     y = x.float() @ w.float().T
     return (y if x_scale is None or w_scale is None else y * x_scale[:, None] * w_scale,)
 
 
 def make(case: Case, device: str, seed: int) -> Inputs:
+    """Random operands x [M, K] and w [N, K] of a case, with the options of its launch."""
     m, n, k = case["M"], case["N"], case["K"]
     random, dtype = Random(device, seed), case.torch_dtype
     if case.dtype == "int8":
@@ -401,6 +403,7 @@ def linear(case: Case, x: Format, weight: Format, y: str = "fp16") -> tuple[Oper
 
 
 def operators(case: Case) -> tuple[Operator, ...]:
+    """The matrix product of a case as an operator; int8 has one scale per row of K values."""
     operand_format = case.format
     if case.dtype == "int8":
         operand_format = replace(operand_format, group=case["K"], scale_bits=32)
@@ -408,6 +411,7 @@ def operators(case: Case) -> tuple[Operator, ...]:
 
 
 def workload(case: Case) -> Workload:
+    """Prefill of M tokens."""
     return Workload.prefill(batch=1, prompt=case["M"])
 
 

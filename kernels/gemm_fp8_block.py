@@ -125,6 +125,7 @@ def plan(
 def reference(
     x: torch.Tensor, w: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
+    """The product x w^T [M, N] in fp32, of dequantized groups of x and blocks of w."""
     x_scales = x_scale.T.repeat_interleave(BLOCK, 1)
     w_scales = w_scale.repeat_interleave(BLOCK, 0)[: w.shape[0]].repeat_interleave(BLOCK, 1)
     return ((x.float() * x_scales) @ (w.float() * w_scales).T,)

@@ -256,6 +256,7 @@ def codes(w: torch.Tensor, bits: int) -> torch.Tensor:
 def reference(
     x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, kind: str
 ) -> tuple[torch.Tensor, ...]:
+    """The product of x and the dequantized weights [M, N]; in fp32."""
     groups = codes(w, _BITS[kind])
     if kind == "mxfp4":
         magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=w.device)  # OCP MX v1.0, table 4

@@ -130,11 +130,13 @@ def launch_grouped(
 def plan(
     target: Target, x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor, tile: GemmTiling | None = None
 ) -> LaunchPlan:
+    """One launch for the products of the rows of every expert with its weights."""
     y = poisoned(x.shape[0], w.shape[1], dtype=x.dtype, device=x.device)
     return LaunchPlan(launches=(launch_grouped(target, x, w, y, ends, tile=tile),), outputs=(y,))
 
 
 def reference(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Products of the rows up to each of `ends` with the weights of their expert [M, N]; in fp32."""
     starts = [0, *ends.tolist()[:-1]]
     spans = zip(starts, ends.tolist(), w, strict=True)
     return (torch.cat([x[start:end].float() @ one.float().T for start, end, one in spans]),)

@@ -38,8 +38,8 @@ def _mamba2_update(
 ):  # fmt: skip
     head, sequence = tl.program_id(1), tl.program_id(2)
     rows, columns = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P), tl.arange(0, SIZE)
-    own, inner = sequence * heads + head, heads * dim
-    offsets = own.to(tl.int64) * dim * size + rows[:, None] * size + columns[None, :]
+    row, inner = sequence * heads + head, heads * dim
+    offsets = row.to(tl.int64) * dim * size + rows[:, None] * size + columns[None, :]
     mask = (rows[:, None] < dim) & (columns[None, :] < size)
     h = tl.load(state_ptr + offsets, mask, 0.0)
     token = xbc_ptr + sequence.to(tl.int64) * (inner + 2 * groups * size)
@@ -47,12 +47,12 @@ def _mamba2_update(
     b_at = token + inner + head // (heads // groups) * size + columns
     b = tl.load(b_at, columns < size, 0.0).to(tl.float32)
     c = tl.load(b_at + groups * size, columns < size, 0.0).to(tl.float32)
-    step = softplus(tl.load(step_ptr + own).to(tl.float32) + tl.load(bias_ptr + head).to(tl.float32))
+    step = softplus(tl.load(step_ptr + row).to(tl.float32) + tl.load(bias_ptr + head).to(tl.float32))
     decay = tl.exp(-tl.exp(tl.load(a_ptr + head).to(tl.float32)) * step)
     h = h * decay + (step * x)[:, None] * b[None, :]
     tl.store(into_ptr + offsets, h, mask)
     y = tl.sum(h * c[None, :], 1) + tl.load(d_ptr + head).to(tl.float32) * x
-    y_at = own.to(tl.int64) * dim + rows
+    y_at = row.to(tl.int64) * dim + rows
     if gate_ptr is not None:
         gate = tl.load(gate_ptr + y_at, rows < dim, 0.0).to(tl.float32)
         y *= gate / (1 + tl.exp(-gate))
@@ -101,6 +101,7 @@ def reference(
     groups: int,
     gate: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
+    """Output and new state of one decode step of Mamba-2; in fp32."""
     sequences, heads, dim, size = state.shape
     x, b, c = xbc.float().split((heads * dim, groups * size, groups * size), dim=1)
     x = x.view(sequences, heads, dim)

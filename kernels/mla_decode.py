@@ -149,6 +149,7 @@ def reference(
     scale: float,
     tile: DecodeTiling | None = None,  # noqa: ARG001
 ) -> tuple[torch.Tensor, ...]:
+    """Attention of each query over the latents of its sequence, which are its keys and values; in fp32."""
     outputs = []
     for ours, pages, length in zip(q.float(), table.long(), lengths.tolist(), strict=True):
         c = cache.float()[pages].flatten(0, 1)[:length]

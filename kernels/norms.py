@@ -85,6 +85,7 @@ def reference(
     *,
     centred: bool = False,
 ) -> tuple[torch.Tensor, ...]:
+    """RMSNorm or LayerNorm (`centred`) of x or of x + residual [rows, width], and that sum; in fp32."""
     sums = x.float() if residual is None else x.float() + residual.float()
     centred_x = sums - sums.mean(1, keepdim=True) if centred else sums
     epsilon = _LAYER_EPSILON if centred else _RMS_EPSILON

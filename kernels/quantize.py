@@ -64,6 +64,7 @@ def plan(target: Target, x: torch.Tensor, group: int, dtype: torch.dtype) -> Lau
 
 
 def reference(x: torch.Tensor, group: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Codes of x [M, K] as fp32, and the scales of their groups [K / group, M]."""
     groups = x.float().view(x.shape[0], -1, group)
     scales = groups.abs().amax(2, keepdim=True).clamp_min(1e-10) / _LARGEST_CODES[dtype]
     codes = groups / scales

@@ -157,6 +157,7 @@ def plan(
 def reference(
     q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, frequencies: torch.Tensor, *, neighbours: bool = False
 ) -> tuple[torch.Tensor, ...]:
+    """Queries and keys rotated by their positions, in halves or in neighbouring pairs; in fp32."""
     half = frequencies.numel()
     angles = positions.double()[:, None] * frequencies.double() * (2 * pi * 2.0**-64)
     cos, sin = (f(angles).float()[:, None, :] for f in (torch.cos, torch.sin))

@@ -131,6 +131,7 @@ def reference(
     q_weight: torch.Tensor | None = None,
     k_weight: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
+    """Rotated queries, and the cache with the rotated key and the value of each sequence's last token; in fp32."""
     sequences, (_, page, kv_heads, dim) = qkv.shape[0], k.shape
     positions = lengths.long() - 1
     angles = positions.double()[:, None] * frequencies.double() * (2 * pi * 2.0**-64)

@@ -291,6 +291,7 @@ def plan_sample(
 
 
 def reference_argmax(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The first token with the largest logit of each row."""
     largest = logits.float() == logits.float().amax(1, keepdim=True)
     return (largest.int().argmax(1).float(),)  # of ones, argmax finds the first
 
@@ -339,8 +340,8 @@ def _operators(case: Case) -> tuple[Operator, ...]:
     tokens = Tensor(name="tokens", width=1, format=Format("int32", 32, "fp32"), rows=LOGITS)
     if not case.get("k"):
         return (Sample(name="argmax", inputs=(logits,), outputs=(tokens,), greedy=True),)
-    asked = Tensor(name="asked", width=4, format=FP32, rows=LOGITS)  # temperature, k, p, u
-    return (Sample(name="sample", inputs=(logits, asked), outputs=(tokens,)),)
+    settings = Tensor(name="asked", width=4, format=FP32, rows=LOGITS)  # temperature, k, p, u
+    return (Sample(name="sample", inputs=(logits, settings), outputs=(tokens,)),)
 
 
 def _workload(case: Case) -> Workload:

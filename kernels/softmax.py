@@ -100,6 +100,7 @@ def plan(target: Target, scores: torch.Tensor, *, causal: bool = False) -> Launc
 
 
 def reference(scores: torch.Tensor, *, causal: bool = False) -> tuple[torch.Tensor, ...]:
+    """Softmax over the keys [B x heads, q, kv], with a causal mask if `causal`; in fp32."""
     s = scores.float()
     if causal:
         queries, keys = s.shape[1:]

@@ -38,6 +38,7 @@ def _triad(a_ptr, b_ptr, y_ptr, scale, numel, BLOCK: tl.constexpr):
 
 
 def plan_copy(target: Target, x: torch.Tensor) -> LaunchPlan:  # noqa: ARG001
+    """One launch of y = x."""
     y = poisoned(*x.shape, dtype=x.dtype, device=x.device)
     arguments = {"x_ptr": x, "y_ptr": y, "numel": x.numel(), "BLOCK": _BLOCK}
     return LaunchPlan(
@@ -47,6 +48,7 @@ def plan_copy(target: Target, x: torch.Tensor) -> LaunchPlan:  # noqa: ARG001
 
 
 def plan_triad(target: Target, a: torch.Tensor, b: torch.Tensor, scale: float) -> LaunchPlan:  # noqa: ARG001
+    """One launch of y = a + scale b, the triad of the STREAM benchmark."""
     y = poisoned(*a.shape, dtype=a.dtype, device=a.device)
     arguments = {"a_ptr": a, "b_ptr": b, "y_ptr": y, "scale": scale, "numel": a.numel(), "BLOCK": _BLOCK}
     return LaunchPlan(

@@ -303,7 +303,7 @@ def _from_folder(folder: Path) -> Model:
     checkpoint = safetensors_checkpoint(
         read_folder(folder),
         model.graph,
-        own=model.format,
+        model_format=model.format,
         schemes=stored,
         file=str(folder),
         predicting=_text(config).integer(_text(config).first(*_PREDICTING), 0, least=0),
@@ -321,7 +321,7 @@ def _from_gguf(path: Path) -> Model:
     named = file.metadata.get("general.name")
     title = " ".join(named.split()) if isinstance(named, str) and named.isprintable() else ""
     plain = _from_config(config, name=path.stem.lower(), title=title, use_class_defaults=False)
-    checkpoint = gguf_checkpoint(file.tensors, plain.graph, own=_format(config)[0], file=str(path))
+    checkpoint = gguf_checkpoint(file.tensors, plain.graph, model_format=_format(config)[0], file=str(path))
     return _with_checkpoint(plain, checkpoint)
 
 

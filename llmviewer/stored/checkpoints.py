@@ -17,7 +17,7 @@ from .module_names import ModuleLayout, Naming
 
 Spot: TypeAlias = tuple[str, str, int | None]  # (block, weight, layer)
 
-_FEW: Final = 3  # names in a note
+_MAX_LISTED_NAMES: Final = 3  # names in a note
 _SAME: Final = 1e-9  # relative difference of bits by rounding
 
 
@@ -25,12 +25,13 @@ _SAME: Final = 1e-9  # relative difference of bits by rounding
 class Checkpoint:
     """Formats of the weights in a checkpoint.
 
-    own      format of activations and of unquantized weights
-    schemes  the quantization of the config, for activations and cache
+    model_format  format of activations and of unquantized weights
+    formats       stored format of each weight, by its place
+    schemes       quantization of the config, for activations and cache
     """
 
-    own: Format
-    held: Mapping[Spot, Format]
+    model_format: Format
+    formats: Mapping[Spot, Format]
     schemes: Stored = Stored()  # it is frozen
     notes: tuple[str, ...] = ()
 
@@ -43,18 +44,18 @@ class Checkpoint:
         return self.schemes.layout
 
     def of(self, naming: Naming, block: Block, op: Linear) -> dict[int | None, Scheme | None]:
-        said = self.schemes.of(naming, block, op)
+        schemes = self.schemes.of(naming, block, op)
         if op.weight.tied:  # in the format of the table that it shares
-            return dict.fromkeys(said)
-        return said if op.left_as_published else {i: self._scheme(block, op, i, said[i]) for i in said}
+            return dict.fromkeys(schemes)
+        return schemes if op.left_as_published else {i: self._scheme(block, op, i, schemes[i]) for i in schemes}
 
-    def _scheme(self, block: Block, op: Linear, layer: int | None, said: Scheme | None) -> Scheme | None:
-        fmt = self.held.get((block.name, op.weight.name, layer))
-        if fmt is None or fmt == self.own:
-            return said if fmt is None else None
-        if said and said.weight:
-            same = abs(fmt.stored_bits / said.weight.stored_bits - 1) < _SAME
-            return said if same else replace(said, weight=_taking(said.weight, fmt.stored_bits))
+    def _scheme(self, block: Block, op: Linear, layer: int | None, scheme: Scheme | None) -> Scheme | None:
+        fmt = self.formats.get((block.name, op.weight.name, layer))
+        if fmt is None or fmt == self.model_format:
+            return scheme if fmt is None else None
+        if scheme and scheme.weight:
+            same = abs(fmt.stored_bits / scheme.weight.stored_bits - 1) < _SAME
+            return scheme if same else replace(scheme, weight=_taking(scheme.weight, fmt.stored_bits))
         return Scheme(text=f"{fmt} weights", weight=fmt)
 
     def applied(self, graph: Graph) -> Graph:
@@ -81,7 +82,9 @@ class Checkpoint:
 
     def _mean(self, block: Block, w: Weight) -> Format | None:
         """The format of a weight over the layers of a block, with their mean bits; None: it is not stored."""
-        formats = [self.held[spot] for i in block.layers or (None,) if (spot := (block.name, w.name, i)) in self.held]
+        formats = [
+            self.formats[spot] for i in block.layers or (None,) if (spot := (block.name, w.name, i)) in self.formats
+        ]
         if not formats or all(fmt == formats[0] for fmt in formats):
             return formats[0] if formats else None
         mean = sum(fmt.stored_bits for fmt in formats) / len(formats)
@@ -105,12 +108,12 @@ def disagreement(
     """A note if the parameters of a checkpoint differ from those of the graph; else none."""
     if not (missing or differing) and stored == graph.parameters:
         return ()
-    said = f"{file} holds {stored} parameters, {stored - graph.parameters:+} to the {graph.parameters} counted"
+    difference = f"{file} holds {stored} parameters, {stored - graph.parameters:+} to the {graph.parameters} counted"
     parts = (("not counted", extra), ("not in it", missing), ("of another size", differing))
-    listed = [f"{what}: {_named(names)}" for what, names in parts if names]
-    return ("; ".join((said, *listed)),)
+    listed = [f"{label}: {_named(names)}" for label, names in parts if names]
+    return ("; ".join((difference, *listed)),)
 
 
 def _named(names: Sequence[str]) -> str:
-    more = len(names) - _FEW
-    return ", ".join(names[:_FEW]) + (f" and {more} more" if more > 0 else "")
+    unlisted_count = len(names) - _MAX_LISTED_NAMES
+    return ", ".join(names[:_MAX_LISTED_NAMES]) + (f" and {unlisted_count} more" if unlisted_count > 0 else "")

@@ -18,7 +18,7 @@ from ..records import frozen
 from ..transforms.quantize import UNQUANTIZED, Override, Quantization, ranges
 from .module_names import ModuleLayout, ModuleNames, Naming, canonical
 
-_FEW = 6  # operators in a text
+_MAX_LISTED_OPERATORS = 6  # operators in a text
 _TOWER = re.compile(r"vis(?:ion|ual)|image|audio|sound|speech|radio|\bvit\b")  # in entries for encoders
 _ELSEWHERE = re.compile(  # parts of checkpoints without operators of their own names: towers, heads, further tokens
     r"vis(?:ion|ual)|audio|image|project|merger|aligner|connector|patch|mm_|mtp|nextn|eagle|talker|code2wav|radio"
@@ -42,7 +42,7 @@ class Rule:
         return self.towers or any(_TOWER.search(p) for p in (self.names.patterns if self.names else ()))
 
 
-class Says(Protocol):
+class FormatSource(Protocol):
     """Source of the stored formats of a model's matrices."""
 
     @property
@@ -73,20 +73,20 @@ class Stored:
     tables: bool = False
 
     def of(self, naming: Naming, block: Block, op: Operator) -> dict[int | None, Scheme | None]:
-        found: dict[int | None, Scheme | None] = dict.fromkeys(block.layers or (None,))
+        schemes: dict[int | None, Scheme | None] = dict.fromkeys(block.layers or (None,))
         modules = cache(partial(naming.modules, block, op))
         tower = not block.main and block.stream != SOURCE
         for rule in self.rules:
             if tower:
-                named = list(found) if block.layers and rule.of_tower() else []
+                named = list(schemes) if block.layers and rule.of_tower() else []
             elif rule.names is None:
-                named = [] if isinstance(op, Linear) and op.left_as_published else list(found)
+                named = [] if isinstance(op, Linear) and op.left_as_published else list(schemes)
             else:
-                asked = list(found) if rule.names.numbered else [next(iter(found))]  # else all layers are alike
-                named = [i for i in asked if any(rule.names.matching_entries(modules(i), i))]
-                named = list(found) if named and not rule.names.numbered else named
-            found.update(dict.fromkeys(named, rule.scheme))
-        return found
+                layers = list(schemes) if rule.names.numbered else [next(iter(schemes))]  # else all layers are alike
+                named = [i for i in layers if any(rule.names.matching_entries(modules(i), i))]
+                named = list(schemes) if named and not rule.names.numbered else named
+            schemes.update(dict.fromkeys(named, rule.scheme))
+        return schemes
 
     def applied(self, graph: Graph) -> Graph:
         """`graph` with quantized embeddings, and heads that share them."""
@@ -118,8 +118,8 @@ class Stored:
         for entry in (p for names in lists for p in names.patterns if not _ELSEWHERE.search(p)):
             left.setdefault(_any_layer(entry), entry)
         naming = Naming(self.layout, graph)
-        some = None if any(names.numbered for names in lists) else 1  # else all layers of a block are alike
-        places = ((block, op, layer) for block, op in graph for layer in (block.layers or (None,))[:some])
+        layer_limit = None if any(names.numbered for names in lists) else 1  # else all layers of a block are alike
+        places = ((block, op, layer) for block, op in graph for layer in (block.layers or (None,))[:layer_limit])
         for place in places:
             if not left:
                 break
@@ -141,59 +141,71 @@ def _shares(op: Operator) -> bool:
     return isinstance(op, Embedding) or any(w.tied for w in op.weights)
 
 
-def quantization_of(stored: Says, graph: Graph, own: Format) -> Quantization:
-    """The quantization that gives `graph`, whose format is `own`, the formats of `stored`.
+def quantization_of(stored: FormatSource, graph: Graph, model_format: Format) -> Quantization:
+    """The quantization that gives `graph`, whose format is `model_format`, the formats of `stored`.
 
     Its scheme is that of most weights; overrides are for the others.
     """
-    kept = Scheme(text=own.name, weight=own, activation=own)
+    unquantized = Scheme(text=model_format.name, weight=model_format, activation=model_format)
     naming = Naming(stored.layout, graph)
-    found: dict[str, dict[int | None, Scheme]] = {}
+    schemes_by_operator: dict[str, dict[int | None, Scheme]] = {}
     sizes: dict[Scheme, int] = {}
     left: set[str] = set()
     for block, op in graph:
         if not isinstance(op, Linear):
             continue
-        schemes = {i: scheme or kept for i, scheme in stored.of(naming, block, op).items()}
-        found.setdefault(op.name, {}).update(schemes)
+        schemes = {i: scheme or unquantized for i, scheme in stored.of(naming, block, op).items()}
+        schemes_by_operator.setdefault(op.name, {}).update(schemes)
         if op.left_as_published:
             left.add(op.name)
             continue
         for scheme in schemes.values():
             sizes[scheme] = sizes.get(scheme, 0) + op.weight.numel
-    most = max(sizes, key=sizes.__getitem__) if sizes else kept
-    if all(scheme is kept for schemes in found.values() for scheme in schemes.values()) and not stored.kv_cache:
+    main_scheme = max(sizes, key=sizes.__getitem__) if sizes else unquantized
+    if (
+        all(scheme is unquantized for schemes in schemes_by_operator.values() for scheme in schemes.values())
+        and not stored.kv_cache
+    ):
         return UNQUANTIZED
-    base = AS_PUBLISHED if most is kept else most
+    base = AS_PUBLISHED if main_scheme is unquantized else main_scheme
     base = Scheme(text=base.text, weight=base.weight, activation=base.activation, kv_cache=stored.kv_cache)
-    usual = {name: kept if name in left else most for name in found}
-    overrides = tuple(o for name, schemes in found.items() for o in _overrides(name, schemes, usual[name], own))
-    return Quantization(scheme=base, overrides=overrides, text=_text(most.text, stored, overrides))
+    defaults = {name: unquantized if name in left else main_scheme for name in schemes_by_operator}
+    overrides = tuple(
+        o
+        for name, schemes in schemes_by_operator.items()
+        for o in _overrides(name, schemes, defaults[name], model_format)
+    )
+    return Quantization(scheme=base, overrides=overrides, text=_text(main_scheme.text, stored, overrides))
 
 
-def _overrides(name: str, schemes: Mapping[int | None, Scheme], usual: Scheme, own: Format) -> Iterator[Override]:
+def _overrides(
+    name: str, schemes: Mapping[int | None, Scheme], default: Scheme, model_format: Format
+) -> Iterator[Override]:
     """Overrides for the operators of one name that are not stored as usual."""
     layers: dict[Scheme, list[int | None]] = {}
     for layer, scheme in schemes.items():
         layers.setdefault(scheme, []).append(layer)
     for scheme, places in layers.items():
-        if scheme == usual:
+        if scheme == default:
             continue
         inside = () if len(layers) == 1 else tuple(sorted(i for i in places if i is not None))
         where = f"{name} of layers {', '.join(ranges(inside))}" if inside else name
-        full = Scheme(text=scheme.text, weight=scheme.weight, activation=scheme.activation or own)
+        full = Scheme(text=scheme.text, weight=scheme.weight, activation=scheme.activation or model_format)
         yield Override(text=f"{where} in {scheme.text}", pattern=name, scheme=full, layers=frozenset(inside) or None)
 
 
-def _text(most: str, stored: Says, overrides: Sequence[Override]) -> str:
+def _text(main_text: str, stored: FormatSource, overrides: Sequence[Override]) -> str:
     """A summary such as "published: nvfp4 weights and activations, fp8_e4m3 KV cache; bf16: q_proj, k_proj"."""
-    parts = [f"published: {most}" + (f", {stored.kv_cache} KV cache" if stored.kv_cache else "")]
+    parts = [f"published: {main_text}" + (f", {stored.kv_cache} KV cache" if stored.kv_cache else "")]
     by_scheme: dict[str, list[str]] = {}
     for o in overrides:
-        some = f" of {len(o.layers)} layer{'s' if len(o.layers) > 1 else ''}" if o.layers else ""
-        by_scheme.setdefault(o.scheme.text, []).append(f"{o.pattern}{some}")
+        layer_count = f" of {len(o.layers)} layer{'s' if len(o.layers) > 1 else ''}" if o.layers else ""
+        by_scheme.setdefault(o.scheme.text, []).append(f"{o.pattern}{layer_count}")
     for text, names in by_scheme.items():
-        if text == most:  # differences that the text does not show
+        if text == main_text:  # differences that the text does not show
             continue
-        parts.append(f"{text}: " + (", ".join(names) if len(names) <= _FEW else f"{len(names)} kinds of operator"))
+        parts.append(
+            f"{text}: "
+            + (", ".join(names) if len(names) <= _MAX_LISTED_OPERATORS else f"{len(names)} kinds of operator")
+        )
     return "; ".join(parts)

@@ -32,15 +32,15 @@ class Header:
 
     def number(self, key: str, *, least: int = 0) -> int | None:
         """The whole number of a key; it may be a list, one per layer, of equal numbers."""
-        whole = f"{self.name}.{key}"
-        value = self.metadata.get(whole)
+        full_key = f"{self.name}.{key}"
+        value = self.metadata.get(full_key)
         if value is None:
             return None
         if isinstance(value, list):
             if len(set(value)) != 1:
-                raise self.metadata.error(whole, f"must be one number for all layers; got {value}")
-            return Section({whole: value[0]}, self.metadata.file).integer(whole, least=least)
-        return self.metadata.integer(whole, least=least)
+                raise self.metadata.error(full_key, f"must be one number for all layers; got {value}")
+            return Section({full_key: value[0]}, self.metadata.file).integer(full_key, least=least)
+        return self.metadata.integer(full_key, least=least)
 
     def holds(self, tensor: str) -> bool:
         """Whether the file has a tensor, in any layer."""
@@ -56,10 +56,12 @@ Fields: TypeAlias = Mapping[str, Reader]
 
 
 def always(value: Any) -> Reader:
+    """A constant, whatever the header has."""
     return lambda _: value
 
 
 def number(key: str) -> Reader:
+    """The number of a key of the architecture; null if missing."""
     return lambda header: header.number(key)
 
 
@@ -69,18 +71,20 @@ def count(key: str, default: int | None = None) -> Reader:
 
 
 def required(key: str) -> Reader:
+    """A number of at least 1. Its reader raises InputError if it is missing."""
+
     def read(header: Header) -> int:
-        found = header.number(key, least=1)
-        if found is None:
+        value = header.number(key, least=1)
+        if value is None:
             raise header.metadata.error(f"{header.name}.{key}", "is missing")
-        return found
+        return value
 
     return read
 
 
-def either(key: str, there: str, otherwise: Reader) -> Reader:
-    """`there` if the number of a key is above 0, else `otherwise`."""
-    return lambda header: there if header.number(key) else otherwise(header)
+def either(key: str, value: str, otherwise: Reader) -> Reader:
+    """`value` if the number of a key is above 0, else `otherwise`."""
+    return lambda header: value if header.number(key) else otherwise(header)
 
 
 def several(key: str) -> Reader:
@@ -89,42 +93,47 @@ def several(key: str) -> Reader:
 
 
 def first(*readers: Reader) -> Reader:
-    return lambda header: next((found for read in readers if (found := read(header)) is not None), None)
+    """The first value of `readers` that is not null."""
+    return lambda header: next((value for read in readers if (value := read(header)) is not None), None)
 
 
-def share(part: Reader, whole: Reader) -> Reader:
+def share(part: Reader, total: Reader) -> Reader:
     """The quotient, as a whole number if it is one."""
 
     def read(header: Header) -> float | None:
-        over, under = part(header), whole(header)
+        over, under = part(header), total(header)
         return None if not over or not under else over / under if over % under else over // under
 
     return read
 
 
-def less(whole: Reader, part: Reader) -> Reader:
+def difference(total: Reader, part: Reader) -> Reader:
+    """The total without a part; null if the total is missing."""
+
     def read(header: Header) -> int | None:
-        found = whole(header)
-        return None if found is None else found - (part(header) or 0)
+        minuend = total(header)
+        return None if minuend is None else minuend - (part(header) or 0)
 
     return read
 
 
-def held(tensor: str) -> Reader:
+def has_tensor(tensor: str) -> Reader:
     """Whether the file has a tensor, in any layer."""
     return lambda header: header.holds(tensor)
 
 
 def lacks(tensor: str) -> Reader:
+    """Whether the file lacks a tensor in every layer."""
     return lambda header: not header.holds(tensor)
 
 
-def if_held(tensor: str) -> Reader:
+def has_tensor_or_null(tensor: str) -> Reader:
     """True if the file has a tensor, in any layer; else null."""
     return lambda header: header.holds(tensor) or None
 
 
 def flag(key: str) -> Reader:
+    """The value of a key of the architecture, as it is; null if missing."""
     return lambda header: header.metadata.get(f"{header.name}.{key}")
 
 
@@ -146,7 +155,7 @@ def layer_kinds(header: Header) -> list[str] | None:
 
 
 # Multi-token prediction layers follow the others and are counted with them.
-_LAYERS: Final = less(required("block_count"), number("nextn_predict_layers"))
+_LAYERS: Final = difference(required("block_count"), number("nextn_predict_layers"))
 _HIDDEN: Final = required("embedding_length")
 _HEADS: Final = required("attention.head_count")
 _KV_HEADS: Final = count("attention.head_count_kv")
@@ -171,7 +180,7 @@ _ATTENTION: Final[Fields] = {
     "head_dim": _HEAD_DIM,
 }
 _DENSE: Final[Fields] = {**_ATTENTION, "intermediate_size": _INNER}
-_BIASED: Final[Fields] = {**_DENSE, "attention_bias": held(_QUERY_BIAS)}
+_BIASED: Final[Fields] = {**_DENSE, "attention_bias": has_tensor(_QUERY_BIAS)}
 _GPT: Final[Fields] = {
     "n_embd": _HIDDEN,
     "n_layer": _LAYERS,
@@ -208,26 +217,26 @@ _STATES: Final[Fields] = {
     **_BASE,
     "state_size": count("ssm.state_size"),
     "conv_kernel": count("ssm.conv_kernel"),
-    "use_conv_bias": held("ssm_conv1d.bias"),
-    "use_bias": held("ssm_in.bias"),
+    "use_conv_bias": has_tensor("ssm_conv1d.bias"),
+    "use_bias": has_tensor("ssm_in.bias"),
 }
 _ROPE_DIM: Final = count("rope.dimension_count")
 
 
-def _as(model_type: str | Reader, *parts: Fields, **fields: Reader) -> Fields:
+def _readers(model_type: str | Reader, *parts: Fields, **fields: Reader) -> Fields:
     """Readers of the fields of a model_type; of two parts with one field the last applies."""
     named = model_type if callable(model_type) else always(model_type)
     return {"model_type": named, **{key: read for part in (*parts, fields) for key, read in part.items()}}
 
 
 ARCHITECTURES: Final[Mapping[str, Fields]] = {
-    "arcee": _as("arcee", _BIASED),
-    "baichuan": _as("baichuan", _DENSE),
-    "bloom": _as("bloom", _BASE, n_head=_HEADS),
-    "chatglm": _as("glm", _DENSE, attention_bias=held(_QKV_BIAS), partial_rotary_factor=_ROTATED),
-    "cohere2": _as("cohere2", _BIASED, _WINDOWED),
-    "command-r": _as("cohere", _BIASED, use_qk_norm=held("attn_q_norm.weight")),
-    "deepseek2": _as(
+    "arcee": _readers("arcee", _BIASED),
+    "baichuan": _readers("baichuan", _DENSE),
+    "bloom": _readers("bloom", _BASE, n_head=_HEADS),
+    "chatglm": _readers("glm", _DENSE, attention_bias=has_tensor(_QKV_BIAS), partial_rotary_factor=_ROTATED),
+    "cohere2": _readers("cohere2", _BIASED, _WINDOWED),
+    "command-r": _readers("cohere", _BIASED, use_qk_norm=has_tensor("attn_q_norm.weight")),
+    "deepseek2": _readers(
         "deepseek_v3",
         _BASE,
         _ROUTED,
@@ -236,15 +245,15 @@ ARCHITECTURES: Final[Mapping[str, Fields]] = {
         q_lora_rank=count("attention.q_lora_rank"),
         kv_lora_rank=count("attention.kv_lora_rank"),
         qk_rope_head_dim=_ROPE_DIM,
-        qk_nope_head_dim=less(first(count("attention.key_length_mla"), count("attention.key_length")), _ROPE_DIM),
+        qk_nope_head_dim=difference(first(count("attention.key_length_mla"), count("attention.key_length")), _ROPE_DIM),
         v_head_dim=first(count("attention.value_length_mla"), count("attention.value_length")),
     ),
-    "dots1": _as("dots1", _BIASED, _ROUTED),
-    "ernie4_5": _as("ernie4_5", _DENSE, use_bias=held(_QUERY_BIAS)),
-    "ernie4_5-moe": _as(
+    "dots1": _readers("dots1", _BIASED, _ROUTED),
+    "ernie4_5": _readers("ernie4_5", _DENSE, use_bias=has_tensor(_QUERY_BIAS)),
+    "ernie4_5-moe": _readers(
         "ernie4_5_moe",
         _DENSE,
-        use_bias=held(_QUERY_BIAS),
+        use_bias=has_tensor(_QUERY_BIAS),
         moe_num_experts=count("expert_count"),
         moe_k=count("expert_used_count"),
         moe_intermediate_size=count("expert_feed_forward_length"),
@@ -252,68 +261,68 @@ ARCHITECTURES: Final[Mapping[str, Fields]] = {
         moe_layer_interval=count("interleave_moe_layer_step"),
         moe_layer_start_index=number("leading_dense_block_count"),
     ),
-    "exaone": _as("exaone", _DENSE),
-    "exaone4": _as("exaone4", _DENSE, _WINDOWED),
-    "falcon": _as(
+    "exaone": _readers("exaone", _DENSE),
+    "exaone4": _readers("exaone4", _DENSE, _WINDOWED),
+    "falcon": _readers(
         "falcon",
         _BASE,
         num_attention_heads=_HEADS,
         num_kv_heads=_GROUPS,
         new_decoder_architecture=lambda header: bool(_GROUPS(header)),
         num_ln_in_parallel_attn=lambda header: header.holds("attn_norm_2.weight") + 1 if _GROUPS(header) else None,
-        bias=held(_QKV_BIAS),
+        bias=has_tensor(_QKV_BIAS),
         ffn_hidden_size=_INNER,
     ),
-    "gemma": _as("gemma", _DENSE),
-    "gemma2": _as("gemma2", _DENSE, _WINDOWED, sliding_window=count("attention.sliding_window", _GEMMA2_WINDOW)),
-    "gemma3": _as("gemma3_text", _DENSE, _WINDOWED),
-    "glm4": _as("glm4", _BIASED, partial_rotary_factor=_ROTATED),
-    "glm4moe": _as(
-        "glm4_moe", _BIASED, _ROUTED, partial_rotary_factor=_ROTATED, use_qk_norm=held("attn_q_norm.weight")
+    "gemma": _readers("gemma", _DENSE),
+    "gemma2": _readers("gemma2", _DENSE, _WINDOWED, sliding_window=count("attention.sliding_window", _GEMMA2_WINDOW)),
+    "gemma3": _readers("gemma3_text", _DENSE, _WINDOWED),
+    "glm4": _readers("glm4", _BIASED, partial_rotary_factor=_ROTATED),
+    "glm4moe": _readers(
+        "glm4_moe", _BIASED, _ROUTED, partial_rotary_factor=_ROTATED, use_qk_norm=has_tensor("attn_q_norm.weight")
     ),
-    "gpt-oss": _as(
+    "gpt-oss": _readers(
         "gpt_oss",
         _ATTENTION,
         _LOCAL,
         _WINDOWED,
-        attention_bias=held(_QUERY_BIAS),
+        attention_bias=has_tensor(_QUERY_BIAS),
         intermediate_size=count("expert_feed_forward_length"),
     ),
-    "gpt2": _as("gpt2", _GPT),
-    "gptneox": _as(
+    "gpt2": _readers("gpt2", _GPT),
+    "gptneox": _readers(
         "gpt_neox",
         _BASE,
         num_attention_heads=_HEADS,
         intermediate_size=_INNER,
-        attention_bias=held(_QKV_BIAS),
+        attention_bias=has_tensor(_QKV_BIAS),
         rotary_pct=_ROTATED,
         use_parallel_residual=flag("use_parallel_residual"),
     ),
-    "granite": _as("granite", _BIASED),
-    "granitemoe": _as("granitemoe", _BIASED, _LOCAL, shared_intermediate_size=_SHARED_WIDTH),
-    "hunyuan-dense": _as("hunyuan_v1_dense", _DENSE),
-    "hunyuan-moe": _as(
+    "granite": _readers("granite", _BIASED),
+    "granitemoe": _readers("granitemoe", _BIASED, _LOCAL, shared_intermediate_size=_SHARED_WIDTH),
+    "hunyuan-dense": _readers("hunyuan_v1_dense", _DENSE),
+    "hunyuan-moe": _readers(
         "hunyuan_v1_moe",
         _DENSE,
         num_experts=count("expert_count"),
         moe_topk=count("expert_used_count"),
         moe_intermediate_size=count("expert_feed_forward_length"),
         num_shared_expert=count("expert_shared_count"),
-        use_qk_norm=held("attn_q_norm.weight"),
+        use_qk_norm=has_tensor("attn_q_norm.weight"),
     ),
-    "internlm2": _as("internlm2", _DENSE, bias=held(_QUERY_BIAS)),
-    "llama": _as(
+    "internlm2": _readers("internlm2", _DENSE, bias=has_tensor(_QUERY_BIAS)),
+    "llama": _readers(
         either("expert_count", "mixtral", either("attention.sliding_window", "mistral", always("llama"))),
         _DENSE,
         _LOCAL,
-        attention_bias=if_held(_QUERY_BIAS),
-        mlp_bias=if_held("ffn_up.bias"),
+        attention_bias=has_tensor_or_null(_QUERY_BIAS),
+        mlp_bias=has_tensor_or_null("ffn_up.bias"),
         sliding_window=_WINDOW,
     ),
-    "mamba": _as(
+    "mamba": _readers(
         "mamba", _STATES, intermediate_size=count("ssm.inner_size"), time_step_rank=count("ssm.time_step_rank")
     ),
-    "mamba2": _as(
+    "mamba2": _readers(
         "mamba2",
         _STATES,
         num_heads=count("ssm.time_step_rank"),
@@ -321,51 +330,51 @@ ARCHITECTURES: Final[Mapping[str, Fields]] = {
         expand=share(count("ssm.inner_size"), _HIDDEN),
         n_groups=count("ssm.group_count"),
     ),
-    "minicpm": _as("minicpm", _BIASED),
-    "minimax-m2": _as(
+    "minicpm": _readers("minicpm", _BIASED),
+    "minimax-m2": _readers(
         "minimax_m2",
         _ATTENTION,
         _LOCAL,
         intermediate_size=count("expert_feed_forward_length"),
         rotary_dim=_ROPE_DIM,
-        use_qk_norm=held("attn_q_norm.weight"),
+        use_qk_norm=has_tensor("attn_q_norm.weight"),
     ),
-    "mistral3": _as("ministral3", _DENSE, sliding_window=_WINDOW),
-    "nemotron": _as("nemotron", _BIASED, mlp_bias=held("ffn_up.bias"), partial_rotary_factor=_ROTATED),
-    "olmo": _as("olmo", _DENSE),
-    "olmo2": _as(either("attention.sliding_window", "olmo3", always("olmo2")), _DENSE, _WINDOWED),
-    "olmoe": _as("olmoe", _DENSE, _CHOSEN, num_experts=count("expert_count")),
-    "phi2": _as("phi", _DENSE, partial_rotary_factor=_ROTATED),
-    "phi3": _as("phi3", _DENSE, partial_rotary_factor=_ROTATED, sliding_window=_WINDOW),
-    "phimoe": _as(
+    "mistral3": _readers("ministral3", _DENSE, sliding_window=_WINDOW),
+    "nemotron": _readers("nemotron", _BIASED, mlp_bias=has_tensor("ffn_up.bias"), partial_rotary_factor=_ROTATED),
+    "olmo": _readers("olmo", _DENSE),
+    "olmo2": _readers(either("attention.sliding_window", "olmo3", always("olmo2")), _DENSE, _WINDOWED),
+    "olmoe": _readers("olmoe", _DENSE, _CHOSEN, num_experts=count("expert_count")),
+    "phi2": _readers("phi", _DENSE, partial_rotary_factor=_ROTATED),
+    "phi3": _readers("phi3", _DENSE, partial_rotary_factor=_ROTATED, sliding_window=_WINDOW),
+    "phimoe": _readers(
         "phimoe",
         _BIASED,
         _LOCAL,
-        lm_head_bias=held("output.bias"),
+        lm_head_bias=has_tensor("output.bias"),
         partial_rotary_factor=_ROTATED,
         sliding_window=_WINDOW,
     ),
-    "qwen2": _as("qwen2", _DENSE),
-    "qwen2moe": _as(
-        "qwen2_moe", _DENSE, _QWEN, qkv_bias=held(_QUERY_BIAS), shared_expert_intermediate_size=_SHARED_WIDTH
+    "qwen2": _readers("qwen2", _DENSE),
+    "qwen2moe": _readers(
+        "qwen2_moe", _DENSE, _QWEN, qkv_bias=has_tensor(_QUERY_BIAS), shared_expert_intermediate_size=_SHARED_WIDTH
     ),
-    "qwen3": _as("qwen3", _BIASED),
-    "qwen35": _as("qwen3_5_text", _BIASED, _DELTA),
-    "qwen35moe": _as("qwen3_5_moe_text", _BIASED, _QWEN, _DELTA, shared_expert_intermediate_size=_SHARED_WIDTH),
-    "qwen3moe": _as("qwen3_moe", _BIASED, _QWEN),
-    "qwen3next": _as("qwen3_next", _BIASED, _QWEN, _DELTA, shared_expert_intermediate_size=_SHARED_WIDTH),
-    "seed_oss": _as("seed_oss", _BIASED, attention_out_bias=held("attn_output.bias")),
-    "smollm3": _as("smollm3", _BIASED),
-    "stablelm": _as(
+    "qwen3": _readers("qwen3", _BIASED),
+    "qwen35": _readers("qwen3_5_text", _BIASED, _DELTA),
+    "qwen35moe": _readers("qwen3_5_moe_text", _BIASED, _QWEN, _DELTA, shared_expert_intermediate_size=_SHARED_WIDTH),
+    "qwen3moe": _readers("qwen3_moe", _BIASED, _QWEN),
+    "qwen3next": _readers("qwen3_next", _BIASED, _QWEN, _DELTA, shared_expert_intermediate_size=_SHARED_WIDTH),
+    "seed_oss": _readers("seed_oss", _BIASED, attention_out_bias=has_tensor("attn_output.bias")),
+    "smollm3": _readers("smollm3", _BIASED),
+    "stablelm": _readers(
         "stablelm",
         _DENSE,
         partial_rotary_factor=_ROTATED,
-        qk_layernorm=held("attn_q_norm.weight"),
+        qk_layernorm=has_tensor("attn_q_norm.weight"),
         use_parallel_residual=lacks("ffn_norm.weight"),  # metadata say true even if config.json has no value
-        use_qkv_bias=held(_QUERY_BIAS),
+        use_qkv_bias=has_tensor(_QUERY_BIAS),
     ),
-    "starcoder": _as("gpt_bigcode", _GPT, multi_query=lambda header: not _GROUPS(header)),
-    "starcoder2": _as("starcoder2", _DENSE, use_bias=held(_QUERY_BIAS), sliding_window=_WINDOW),
+    "starcoder": _readers("gpt_bigcode", _GPT, multi_query=lambda header: not _GROUPS(header)),
+    "starcoder2": _readers("starcoder2", _DENSE, use_bias=has_tensor(_QUERY_BIAS), sliding_window=_WINDOW),
 }
 
 # Keys that change the amount of work: files with keys that their architecture does not read are refused.
@@ -397,9 +406,9 @@ def gguf_config(file: Gguf) -> Section:
         raise InputError(f"{metadata.file}: must have a tensor token_embd.weight, whose shape gives the vocabulary")
     config = {field: read(header) for field, read in ARCHITECTURES[header.name].items()}
     for key in COSTLY:
-        whole = f"{header.name}.{key}"
-        if whole not in metadata.read_keys and (found := header.number(key)):
-            raise metadata.error(whole, f"must be 0 or absent: not supported for {header.name}; got {found}")
+        full_key = f"{header.name}.{key}"
+        if full_key not in metadata.read_keys and (value := header.number(key)):
+            raise metadata.error(full_key, f"must be 0 or absent: not supported for {header.name}; got {value}")
     return Section(
         {
             **config,

@@ -22,7 +22,7 @@ _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?
 _TEXT, _ARRAY = 8, 9
 _VERSIONS: Final = (2, 3)
 _DIMENSIONS: Final = 4
-_KEPT: Final = 4096  # largest array that is kept: for lists of layers, not vocabularies
+_MAX_ARRAY_ITEMS: Final = 4096  # largest array that is kept: for lists of layers, not vocabularies
 
 
 @frozen(kw_only=True)
@@ -79,15 +79,15 @@ class _ByteReader:
         self.at = 4
         version = self.number("I")
         if version not in _VERSIONS:
-            said = "is big-endian" if version & 0xFFFF == 0 else f"is of version {version}"
-            raise InputError(f"{self.file}: {said}; must be GGUF version 2 or 3, little-endian")
+            fault = "is big-endian" if version & 0xFFFF == 0 else f"is of version {version}"
+            raise InputError(f"{self.file}: {fault}; must be GGUF version 2 or 3, little-endian")
         tensors, pairs = self.count("tensors", 24), self.count("metadata entries", 13)
         metadata: dict[str, Any] = {}
         for _ in range(pairs):
             key = self.text()
             metadata[key] = self.value(self.number("I"))
-        found = (self.tensor() for _ in range(tensors))
-        return Gguf(metadata=Section(metadata, self.file), tensors={t.name: t for t in found})
+        stored_tensors = (self.tensor() for _ in range(tensors))
+        return Gguf(metadata=Section(metadata, self.file), tensors={t.name: t for t in stored_tensors})
 
     def take(self, size: int) -> int:
         """The offset of the next `size` bytes, which are then consumed."""
@@ -99,11 +99,11 @@ class _ByteReader:
     def number(self, code: str) -> Any:
         return struct.unpack_from(f"<{code}", self.data, self.take(struct.calcsize(f"<{code}")))[0]
 
-    def count(self, what: str, least: int) -> int:
+    def count(self, items: str, item_bytes: int) -> int:
         """The next number, a count of items of at least `least` bytes each."""
         number: int = self.number("Q")
-        if number * least > len(self.data):
-            raise InputError(f"{self.file}: has {len(self.data)} bytes, too few for {number} {what}")
+        if number * item_bytes > len(self.data):
+            raise InputError(f"{self.file}: has {len(self.data)} bytes, too few for {number} {items}")
         return number
 
     def text(self) -> str:
@@ -128,7 +128,11 @@ class _ByteReader:
         size = struct.calcsize(f"<{_SCALARS[inner]}")
         entries = self.count("entries of an array", size)
         start = self.take(entries * size)
-        return list(struct.unpack_from(f"<{entries}{_SCALARS[inner]}", self.data, start)) if entries < _KEPT else "many"
+        return (
+            list(struct.unpack_from(f"<{entries}{_SCALARS[inner]}", self.data, start))
+            if entries < _MAX_ARRAY_ITEMS
+            else "many"
+        )
 
     def tensor(self) -> StoredTensor:
         name = self.text()

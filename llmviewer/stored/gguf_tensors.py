@@ -66,17 +66,19 @@ _STEMS: Final[Mapping[str, tuple[Group, ...]]] = {
     "gated_norm": (("ssm_norm",),),
     "out_proj": (("ssm_out",),),
 }
-_WHOLE: Final = {"sinks": "attn_sinks.weight", "A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias"}
+_FULL_NAMES: Final = {"sinks": "attn_sinks.weight", "A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias"}
 # Buffers, not parameters: rotary frequencies, and router corrections used in training.
 _NOT_LEARNED: Final = re.compile(r"rope_f.*|blk\.\d+\.(attn_rot_embd|exp_probs_b)\..*")
 _LAYER: Final = re.compile(r"(blk\.\d+\.).*")
 _PREDICTS: Final = ".nextn."
 
 
-def gguf_checkpoint(tensors: Mapping[str, StoredTensor], graph: Graph, *, own: Format, file: str) -> Checkpoint:
+def gguf_checkpoint(
+    tensors: Mapping[str, StoredTensor], graph: Graph, *, model_format: Format, file: str
+) -> Checkpoint:
     """The formats of the tensors of a GGUF file; with a note if its parameters differ from the graph's."""
     tensors = _of_the_decoder(tensors)
-    held: dict[Spot, Format] = {}
+    formats: dict[Spot, Format] = {}
     claims: dict[Group, int] = {}
     missing = []
     for block, w, layer in _places(graph):
@@ -84,7 +86,7 @@ def gguf_checkpoint(tensors: Mapping[str, StoredTensor], graph: Graph, *, own: F
         if group is None:
             missing.append(_names(w, layer)[0][0])
             continue
-        held[block.name, w.name, layer] = _format([tensors[name] for name in group])
+        formats[block.name, w.name, layer] = _format([tensors[name] for name in group])
         claims[group] = claims.get(group, 0) + (0 if w.tied else w.numel)
     counted = {name for group in claims for name in group}
     differing = [
@@ -94,7 +96,9 @@ def gguf_checkpoint(tensors: Mapping[str, StoredTensor], graph: Graph, *, own: F
     extra = [name for name in learned if name not in counted]
     stored = sum(t.numel for t in learned.values())
     return Checkpoint(
-        own=own, held=held, notes=disagreement(file, stored, graph, missing=missing, extra=extra, differing=differing)
+        model_format=model_format,
+        formats=formats,
+        notes=disagreement(file, stored, graph, missing=missing, extra=extra, differing=differing),
     )
 
 
@@ -122,8 +126,8 @@ def _group(w: Weight, layer: int | None, tensors: Mapping[str, StoredTensor]) ->
 def _names(w: Weight, layer: int | None) -> tuple[Group, ...]:
     """Possible names of a weight's tensors."""
     place = "" if layer is None else f"blk.{layer}."
-    if w.name in _WHOLE:
-        return ((f"{place}{_WHOLE[w.name]}",),)
+    if w.name in _FULL_NAMES:
+        return ((f"{place}{_FULL_NAMES[w.name]}",),)
     op, _, leaf = w.name.rpartition(".")
     return tuple(tuple(f"{place}{stem}.{leaf}" for stem in group) for group in _STEMS.get(op, ((op,),)))
 

@@ -2,8 +2,8 @@
 
 A row names model types and, for each operator, the module that holds its weights. A name that begins with a dot is
 within a layer; alternatives are separated by "|": names of parts of a weight, and names in other versions of a model.
-Rows hold only the operators whose names differ from `USUAL`. A key such as "probe.weight" or "A_log" stands for one
-weight, and its value for a whole tensor name. Three keys are no operators:
+Rows hold only the operators whose names differ from `DEFAULT_NAMES`. A key such as "probe.weight" or "A_log" stands for
+one weight, and its value for a whole tensor name. Three keys are no operators:
 
 layers   prefix of a layer, with its number as {}; {place} is its place among those with weights of their own, if others
          share them, and {even} and {odd} are the numbers of two modules per layer
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import Final
 
-USUAL: Final = """
+DEFAULT_NAMES: Final = """
     A_log=.linear_attn.A_log a_proj=.linear_attn.in_proj_a attn_norm=.input_layernorm
     attn_post_norm=.post_attention_layernorm b_proj=.linear_attn.in_proj_b conv=.linear_attn.conv1d
     cross_k_proj=.encoder_attn.k_proj cross_norm=.encoder_attn_layer_norm cross_o_proj=.encoder_attn.out_proj

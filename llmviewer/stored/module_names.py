@@ -17,7 +17,7 @@ from ..forms import SOURCE
 from ..graph import Block, Graph
 from ..operators.base import Operator, Weight
 from ..records import frozen
-from .module_layouts import LAYOUTS, USUAL
+from .module_layouts import DEFAULT_NAMES, LAYOUTS
 
 _WRAPPER_NAMES: Final = """
     model language_model transformer backbone gpt_neox llm bert roberta distilbert albert mpnet electra data2vec_text
@@ -110,8 +110,8 @@ class Naming:
         filled = tuple(self._filled(name, layer, block) for name in inside) or tuple(names)
         if block.name.startswith("mtp"):
             place = layer - min(b.layers[0] for b in self._predicting)
-            further = [self._filled(name, place, block) for name in inside]
-            filled = (*filled, *(f"mtp{joint}{name}" for name in further for joint in "._"))
+            mtp_names = [self._filled(name, place, block) for name in inside]
+            filled = (*filled, *(f"mtp{joint}{name}" for name in mtp_names for joint in "._"))
         return filled
 
     def modules(self, block: Block, op: Operator, layer: int | None) -> tuple[str, ...]:
@@ -140,14 +140,14 @@ class Naming:
 
         Layers of a later pass that have only a few are in the place of those of the pass before it.
         """
-        own: set[int] = set()
+        full_layers: set[int] = set()
         passes: set[int] = set()
         for block in self.graph.blocks:
             stored = [not w.tied for op in block.operators for w in op.weights] if block.main else []
-            (own if 2 * sum(stored) > len(stored) else passes if any(stored) else set()).update(block.layers)
-        places = {layer: place for place, layer in enumerate(sorted(own))}
-        again = sorted(passes)
-        return places | {layer: places.get(layer - len(again), layer) for layer in again}
+            (full_layers if 2 * sum(stored) > len(stored) else passes if any(stored) else set()).update(block.layers)
+        places = {layer: place for place, layer in enumerate(sorted(full_layers))}
+        repeated_layers = sorted(passes)
+        return places | {layer: places.get(layer - len(repeated_layers), layer) for layer in repeated_layers}
 
     def _filled(self, name: str, layer: int, block: Block) -> str:
         place = self._own.get(layer, layer)
@@ -163,8 +163,8 @@ class Naming:
 @cache
 def _layouts() -> dict[str, ModuleLayout]:
     """The layouts by model type."""
-    usual = _entries(USUAL.split())
-    found: dict[str, ModuleLayout] = {}
+    default_names = _entries(DEFAULT_NAMES.split())
+    layouts: dict[str, ModuleLayout] = {}
     types: list[str] = []
     entries: list[str] = []
     for line in (*LAYOUTS.splitlines(), ""):
@@ -172,14 +172,14 @@ def _layouts() -> dict[str, ModuleLayout]:
             entries += line.split()
             continue
         if types and types[-1].endswith(":"):
-            own = _entries(entries)
-            layers, stacks = own.pop("layers", ("layers.{}",)), own.pop("stacks", ())
-            (wrapper,) = own.pop("wrapper", ("",))
-            layout = ModuleLayout({**usual, **own}, layers=layers, stacks=stacks, wrapper=wrapper)
-            found |= dict.fromkeys((kind.removesuffix(":") for kind in types), layout)
+            type_names = _entries(entries)
+            layers, stacks = type_names.pop("layers", ("layers.{}",)), type_names.pop("stacks", ())
+            (wrapper,) = type_names.pop("wrapper", ("",))
+            layout = ModuleLayout({**default_names, **type_names}, layers=layers, stacks=stacks, wrapper=wrapper)
+            layouts |= dict.fromkeys((kind.removesuffix(":") for kind in types), layout)
             types, entries = [], []
         types += line.split()
-    return found
+    return layouts
 
 
 def _entries(words: Iterable[str]) -> dict[str, tuple[str, ...]]:
@@ -193,15 +193,15 @@ def known_layouts() -> Collection[str]:
 
 def layout_of(config: Section | None) -> ModuleLayout:
     """The layout of a config: of its model type, or of its text part where that has names of its own."""
-    layouts, usual = _layouts(), _layouts()["llama"]
+    layouts, default = _layouts(), _layouts()["llama"]
     if config is None:
-        return usual
+        return default
     named = config.get("architectures")
     if isinstance(named, list) and any("Eagle3" in str(name) for name in named):
         return layouts["eagle3"]
-    layout = layouts.get(str(config.get("model_type") or config.get("_class_name")), usual)
+    layout = layouts.get(str(config.get("model_type") or config.get("_class_name")), default)
     key = config.first("text_config", "llm_config", "thinker_config")
-    return layout_of(config.section(key)) if layout is usual and isinstance(config.get(key), Mapping) else layout
+    return layout_of(config.section(key)) if layout is default and isinstance(config.get(key), Mapping) else layout
 
 
 class Matching(Enum):
@@ -256,13 +256,13 @@ class ModuleNames:
     @cached_property
     def _expressions(self) -> dict[int | None, list[tuple[re.Pattern[str], str]]]:
         """(expression, entry) by the layer that the entry names; None: any."""
-        found: dict[int | None, list[tuple[re.Pattern[str], str]]] = {}
+        by_layer: dict[int | None, list[tuple[re.Pattern[str], str]]] = {}
         for pattern in self.patterns:
             expression = _expression(pattern, self.matching)
             if expression:
                 layer = re.match(r"[\w.\\]*(?:layers|h|blocks|block|layer)\\?\.(\d+)\\?\.", pattern)
-                found.setdefault(int(layer[1]) if layer else None, []).append((re.compile(expression), pattern))
-        return found
+                by_layer.setdefault(int(layer[1]) if layer else None, []).append((re.compile(expression), pattern))
+        return by_layer
 
     def matching_entries(self, modules: Iterable[str], layer: int | None) -> Iterator[str]:
         """The entries that name one of `modules`, given by their canonical names, in `layer`."""

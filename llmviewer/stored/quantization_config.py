@@ -42,8 +42,8 @@ _ALIASES: Final = {
 _IGNORED: Final = frozenset(_IGNORED_FIELDS.split())
 
 
-def quantization_section(config: Section, beside: Section | None = None) -> Section | None:
-    """The quantization section of a config: of the model, its text part, or hf_quant_config.json (`beside`)."""
+def quantization_section(config: Section, hf_quant_config: Section | None = None) -> Section | None:
+    """The quantization section of a config: of the model, its text part, or hf_quant_config.json."""
     config.ignore(MLX)  # a copy, if both are present
     for key in ("quantization_config", MLX):
         if config.get(key) is not None:
@@ -51,15 +51,15 @@ def quantization_section(config: Section, beside: Section | None = None) -> Sect
     text = config.data.get("text_config")
     if isinstance(text, Mapping) and text.get("quantization_config") is not None:
         return Section(text, config.file, f"{config.prefix}text_config.").section("quantization_config")
-    return beside.section("quantization") if beside else None
+    return hf_quant_config.section("quantization") if hf_quant_config else None
 
 
-def read_published(config: Section, beside: Section | None = None) -> Stored:
-    """The stored formats of a config or of the file `beside` it; without rules if neither has any."""
-    quantized = quantization_section(config, beside)
+def read_published(config: Section, hf_quant_config: Section | None = None) -> Stored:
+    """The stored formats of a config, or of the hf_quant_config.json beside it; without rules if neither has any."""
+    quantized = quantization_section(config, hf_quant_config)
     stored = read_stored(quantized, config) if quantized else Stored()
-    if quantized and beside and _method(quantized) == "modelopt" and stored.kv_cache is None:
-        stored = replace(stored, kv_cache=kv_cache(beside.section("quantization")))
+    if quantized and hf_quant_config and _method(quantized) == "modelopt" and stored.kv_cache is None:
+        stored = replace(stored, kv_cache=kv_cache(hf_quant_config.section("quantization")))
     return replace(stored, layout=layout_of(config))
 
 
@@ -71,10 +71,10 @@ def read_stored(q: Section, config: Section) -> Stored:
     method = _method(q)
     reader = READERS.get(method)
     if reader is None:
-        known = ", ".join(sorted(READERS))
-        said = f"quant_method {method!r} is not supported ({known})" if method else "names no quant_method"
+        methods = ", ".join(sorted(READERS))
+        fault = f"quant_method {method!r} is not supported ({methods})" if method else "names no quant_method"
         where = q.prefix.rstrip(".") or "quantization"
-        return Stored(unknown=f"{q.file}: {where} {said}")
+        return Stored(unknown=f"{q.file}: {where} {fault}")
     try:
         stored = reader(q, config)
     except re.error as error:

@@ -59,17 +59,17 @@ def _group(q: Section, *keys: str) -> int:
 def _gptq(q: Section, _: Section) -> Stored:
     bits, group = _bits(q, "bits"), _group(q, "group_size")
     sym = q.flag("sym", default=True)
-    whole = _gptq_scheme(bits, group, sym=sym)
-    rules = [Rule(whole)]
+    main_scheme = _gptq_scheme(bits, group, sym=sym)
+    rules = [Rule(main_scheme)]
     if q.get("modules_in_block_to_quantize"):
-        rules = [Rule(whole, ModuleNames.of(_flat(q, "modules_in_block_to_quantize")))]
+        rules = [Rule(main_scheme, ModuleNames.of(_flat(q, "modules_in_block_to_quantize")))]
     if q.flag("lm_head", default=False):
-        rules.append(Rule(whole, ModuleNames.of(("lm_head",))))
+        rules.append(Rule(main_scheme, ModuleNames.of(("lm_head",))))
     for pattern, part in reversed(list(_parts(q, "dynamic"))):  # in engines the first match applies
         own_group = group if part.get("group_size") is None else _group(part, "group_size")
-        own = _gptq_scheme(part.integer("bits", bits), own_group, sym=part.flag("sym", default=sym))
+        module_scheme = _gptq_scheme(part.integer("bits", bits), own_group, sym=part.flag("sym", default=sym))
         names = ModuleNames.of((pattern.removeprefix("-:").removeprefix("+:"),), Matching.REGEX)
-        rules.append(Rule(None if pattern.startswith("-:") else own, names))
+        rules.append(Rule(None if pattern.startswith("-:") else module_scheme, names))
     return Stored(rules=_excluding(q, *rules, keys=_SKIPPED, matching=Matching.SKIPPED))
 
 
@@ -108,8 +108,8 @@ def _auto_round(q: Section, _: Section) -> Stored:
     rules = [Rule(scheme(fmt, text=f"AutoRound {fmt} weights"))]
     for name, part in _parts(q, "extra_config"):
         bits = part.integer("bits", int(fmt.bits))
-        own = scheme(integer(bits, group=fmt.group, zero=fmt.zero_bits > 0))
-        rules.append(Rule(None if bits >= 16 else own, ModuleNames.of((name,), Matching.SKIPPED)))
+        module_scheme = scheme(integer(bits, group=fmt.group, zero=fmt.zero_bits > 0))
+        rules.append(Rule(None if bits >= 16 else module_scheme, ModuleNames.of((name,), Matching.SKIPPED)))
     return Stored(rules=_excluding(q, *rules, keys=_SKIPPED, matching=Matching.SKIPPED))
 
 
@@ -117,14 +117,14 @@ def _fp8(q: Section, config: Section) -> Stored:
     base = NAMED["fp8_e5m2"] if "e5m2" in q.text("fmt", "e4m3") else _FP8
     block = q.get("weight_block_size")
     q.choice("activation_scheme", ("dynamic", "static"), "dynamic")
-    whole = scheme(base, base, "fp8 per tensor")
+    main_scheme = scheme(base, base, "fp8 per tensor")
     if block is not None:
         rows, columns = _block(q, "weight_block_size", block)
-        whole = _blocks(base, rows, columns)
-    rules = [Rule(whole)]
+        main_scheme = _blocks(base, rows, columns)
+    rules = [Rule(main_scheme)]
     if config.get("expert_dtype") == "fp4":  # DeepSeek-V4
         names = ModuleNames.of(("experts",))
-        rules.append(Rule(scheme(NAMED["mxfp4"], whole.activation), names))
+        rules.append(Rule(scheme(NAMED["mxfp4"], main_scheme.activation), names))
     excluded = _excluding(q, *rules, keys=(*_SKIPPED, "ignored_layers"), matching=Matching.SKIPPED)
     if q.get("quantized_layers") is None:
         return Stored(rules=excluded, kv_cache=kv_cache(q))
@@ -202,8 +202,8 @@ def _modelopt(q: Section, _: Section) -> Stored:
         q.ignore("ignore", "exclude_modules")  # unlisted modules are not quantized
         return Stored(rules=_listed(q), kv_cache=cache)
     if algorithm not in _ALGORITHMS:
-        said = f"{q.prefix}quant_algo {algorithm!r} is not supported ({', '.join(sorted(_ALGORITHMS))})"
-        return Stored(unknown=f"{q.file}: {said}", kv_cache=cache)
+        fault = f"{q.prefix}quant_algo {algorithm!r} is not supported ({', '.join(sorted(_ALGORITHMS))})"
+        return Stored(unknown=f"{q.file}: {fault}", kv_cache=cache)
     rule = Rule(_ALGORITHMS[algorithm](_group(q, "group_size")))
     return Stored(rules=_excluding(q, rule, keys=("ignore", "exclude_modules"), matching=Matching.GLOB), kv_cache=cache)
 
@@ -214,7 +214,9 @@ def _listed(q: Section) -> tuple[Rule, ...]:
     for name, layer in _parts(q, "quantized_layers"):
         algorithm = layer.choice("quant_algo", _ALGORITHMS)
         modules.setdefault((algorithm, _group(layer, "group_size")), []).append(name)
-    return tuple(Rule(_ALGORITHMS[name](group), ModuleNames.of(found)) for (name, group), found in modules.items())
+    return tuple(
+        Rule(_ALGORITHMS[name](group), ModuleNames.of(module_names)) for (name, group), module_names in modules.items()
+    )
 
 
 def kv_cache(q: Section) -> Format | None:
@@ -275,8 +277,8 @@ def _sparse(q: Section) -> str:
         return ""
     sparsity = q.section("sparsity_config")
     kind = sparsity.text("format", "dense")
-    said = f"{q.file}: {sparsity.prefix}format: {kind!r} omits zeros, which is not supported"
-    return "" if kind == "dense" else said
+    fault = f"{q.file}: {sparsity.prefix}format: {kind!r} omits zeros, which is not supported"
+    return "" if kind == "dense" else fault
 
 
 _QUARK: Final[Mapping[str, Callable[[int], Format]]] = {  # by Quark's names; arguments are group sizes
@@ -296,8 +298,8 @@ def _quark(q: Section, _: Section) -> Stored:
     """AMD Quark: one scheme for all modules, and others by pattern."""
     rules: list[Rule] = []
     unknown = ""
-    whole = (("", q.section("global_quant_config")),) if q.get("global_quant_config") else ()
-    for pattern, part in (*whole, *_parts(q, "layer_quant_config")):
+    global_section = (("", q.section("global_quant_config")),) if q.get("global_quant_config") else ()
+    for pattern, part in (*global_section, *_parts(q, "layer_quant_config")):
         weight, activation = (_quark_format(part, key) for key in ("weight", "input_tensors"))
         if isinstance(weight, str) or isinstance(activation, str):
             unknown = f"{q.file}: {part.prefix}{weight if isinstance(weight, str) else activation}"
@@ -312,40 +314,40 @@ def _quark(q: Section, _: Section) -> Stored:
 
 def _quark_format(part: Section, key: str) -> Format | str | None:
     """The format of weights or activations, of the last of several steps; a text: what is unknown of it."""
-    given = part.get(key)
-    steps = given if isinstance(given, list) else [given]
+    value = part.get(key)
+    steps = value if isinstance(value, list) else [value]
     if not isinstance(steps[-1], Mapping):
         return None
-    own = Section(steps[-1], part.file, f"{part.prefix}{key}.")
-    kind, group = own.text("dtype", "none").lower(), _group(own, "group_size")
-    made = _QUARK.get(kind)
-    if made is None or (kind.startswith("fp4") and group not in (0, 32)):
+    step = Section(steps[-1], part.file, f"{part.prefix}{key}.")
+    kind, group = step.text("dtype", "none").lower(), _group(step, "group_size")
+    format_of_group = _QUARK.get(kind)
+    if format_of_group is None or (kind.startswith("fp4") and group not in (0, 32)):
         return f"{key}: {kind} in groups of {group} is not supported"
-    return made(group)
+    return format_of_group(group)
 
 
 def _quark_cache(q: Section) -> Format | None:
     for _name, part in _parts(q, "kv_cache_quant_config"):
-        found = _quark_format(part, "output_tensors")
-        if isinstance(found, Format):
-            return found
+        fmt = _quark_format(part, "output_tensors")
+        if isinstance(fmt, Format):
+            return fmt
     return None
 
 
 def _mlx(q: Section, _: Section) -> Stored:
     """Apple MLX: a 16-bit scale and bias per group, or a microscaling format; heads, routers and tables too."""
 
-    def own(part: Section) -> Scheme:
+    def read_scheme(part: Section) -> Scheme:
         kind = part.choice("mode", ("affine", "mxfp4", "mxfp8", "nvfp4"), "affine")
         if kind != "affine":
             return scheme(NAMED[kind])
         return scheme(replace(integer(_bits(part, "bits"), group=_group(part, "group_size") or 64), zero_bits=16))
 
-    whole = own(q)
-    rules = [Rule(whole, ModuleNames.of(("*",)))]
+    main_scheme = read_scheme(q)
+    rules = [Rule(main_scheme, ModuleNames.of(("*",)))]
     for name in q:
         if isinstance(q.get(name), Mapping):
-            rules.append(Rule(own(q.section(name)), ModuleNames.of((name,))))
+            rules.append(Rule(read_scheme(q.section(name)), ModuleNames.of((name,))))
         elif q.get(name) is False:
             rules.append(Rule(None, ModuleNames.of((name,))))
     return Stored(rules=tuple(rules), tables=True)
@@ -433,17 +435,17 @@ def _torchao(q: Section, _: Section) -> Stored:
         kind, where = _TORCHAO_OLDER.get(older, older), f"{q.prefix}quant_type"
         part = _or_empty(q, "quant_type_kwargs")
     else:
-        whole = q.section("quant_type").section("default")
-        kind, where = whole.text("_type"), f"{whole.prefix}_type"
-        part = _or_empty(whole, "_data")
+        default = q.section("quant_type").section("default")
+        kind, where = default.text("_type"), f"{default.prefix}_type"
+        part = _or_empty(default, "_data")
     if kind in _TORCHAO_BY_MODULE:
         return _torchao_by_module(q, part.section(_TORCHAO_BY_MODULE[kind]))
     if kind not in _TORCHAO:
         return _torchao_unknown(q, where, kind)
-    found = _TORCHAO[kind](part)
-    rules = [Rule(found, towers=True)]
+    main_scheme = _TORCHAO[kind](part)
+    rules = [Rule(main_scheme, towers=True)]
     if q.flag("include_input_output_embeddings", default=q.flag("include_embedding", default=False)):
-        rules.append(Rule(found, ModuleNames.of(("lm_head",))))
+        rules.append(Rule(main_scheme, ModuleNames.of(("lm_head",))))
     return Stored(rules=_excluding(q, *rules, keys=_SKIPPED, matching=Matching.SKIPPED))
 
 

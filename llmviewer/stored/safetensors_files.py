@@ -19,7 +19,7 @@ from .gguf_files import StoredTensor
 
 _LONGEST: Final = 100_000_000  # bytes of a header; the library's limit
 _INDEX: Final = "model.safetensors.index.json"
-_WHOLE: Final = "model.safetensors"
+_SINGLE_FILE: Final = "model.safetensors"
 _PART: Final = re.compile(r".*-\d+-of-\d+\.safetensors")
 _DTYPES: Final = {
     "F64": NAMED["fp64"], "F32": FP32, "F16": FP16, "BF16": BF16, "F8_E4M3": NAMED["fp8_e4m3"],
@@ -31,7 +31,7 @@ _DTYPES: Final = {
 
 def is_checkpoint(folder: Path) -> bool:
     """Whether a folder has the safetensors files of a whole model."""
-    return (folder / _INDEX).is_file() or (folder / _WHOLE).is_file()
+    return (folder / _INDEX).is_file() or (folder / _SINGLE_FILE).is_file()
 
 
 def read_folder(folder: Path) -> dict[str, StoredTensor]:
@@ -40,7 +40,7 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
     Raises InputError if a file is missing or invalid.
     """
     if not (folder / _INDEX).is_file():
-        return read_safetensors(folder / _WHOLE)
+        return read_safetensors(folder / _SINGLE_FILE)
     index = read_json(folder / _INDEX)
     files = index.section("weight_map")
     names = sorted({files.text(name) for name in files})
@@ -62,8 +62,8 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
             size = path.stat().st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > size - 8:
-                said = f"says that its header has {length} bytes and has {max(size - 8, 0)}"
-                raise InputError(f"{path}: is no safetensors file, or is truncated: {said}")
+                mismatch = f"says that its header has {length} bytes and has {max(size - 8, 0)}"
+                raise InputError(f"{path}: is no safetensors file, or is truncated: {mismatch}")
             if length > _LONGEST:
                 raise InputError(f"{path}: header must have at most {_LONGEST} bytes; got {length}")
             header = file.read(length)

@@ -61,7 +61,13 @@ class _StoredMatrix:
 
 
 def safetensors_checkpoint(
-    tensors: Mapping[str, StoredTensor], graph: Graph, *, own: Format, schemes: Stored, file: str, predicting: int = 0
+    tensors: Mapping[str, StoredTensor],
+    graph: Graph,
+    *,
+    model_format: Format,
+    schemes: Stored,
+    file: str,
+    predicting: int = 0,
 ) -> Checkpoint:
     """The stored bits of each weight, with scales and zero points; with a note if the parameters differ.
 
@@ -88,7 +94,7 @@ def safetensors_checkpoint(
         for spot, numel in part.claims.items():
             bits[spot] = bits.get(spot, 0.0) + part.bits * numel / sum(part.claims.values())
             formats[spot] = part.format
-    held = {spot: _format(formats[spot], bits[spot] / weights[spot][0].numel, own) for spot in bits}
+    weight_formats = {spot: _format(formats[spot], bits[spot] / weights[spot][0].numel, model_format) for spot in bits}
     for part in others:
         left = [name for name in left if name not in set(part.names)]
         missing = {spot: weight for spot, weight in missing.items() if spot not in part.claims}
@@ -96,7 +102,7 @@ def safetensors_checkpoint(
     stored += sum(sum(part.claims.values()) for part in others) + sum(tensors[name].numel for name in left)
     lacking = [name if layer is None else f"{name} of layer {layer}" for _, name, layer in missing]
     notes = disagreement(file, round(stored), graph, missing=lacking, extra=left)
-    return Checkpoint(own=own, held=held, schemes=schemes, notes=notes)
+    return Checkpoint(model_format=model_format, formats=weight_formats, schemes=schemes, notes=notes)
 
 
 def spots(graph: Graph) -> Iterator[tuple[Block, Weight, Spot]]:
@@ -166,8 +172,8 @@ def _spellings(name: str) -> tuple[str, ...]:
 
 def _check_layers(names: Iterable[str], layers: int, predicting: int, file: str) -> None:
     """Raises InputError if the layers differ; names without layer numbers are not checked."""
-    found = [int(match[1]) for name in names if (match := _LAYER.match(name))]
-    number = max(found, default=layers - 1) + 1
+    layer_numbers = [int(match[1]) for name in names if (match := _LAYER.match(name))]
+    number = max(layer_numbers, default=layers - 1) + 1
     if not layers <= number <= layers + predicting:
         raise InputError(
             f"{file}: has {number} layers, but its config.json has {layers}; one of the two belongs to another model"
@@ -180,11 +186,13 @@ def _check_sizes(
     """Raises InputError if the size of an unpacked matrix that is the only one of its weight differs."""
     for name, part in parts.items():
         for spot, numel in part.claims.items():
-            alone = len(part.claims) == 1 and [n for n in weights[spot][1] if n in parts] == [name]
-            checked = alone and spot[2] is not None and "*" not in name  # some classes keep experts that do nothing
+            is_only_matrix = len(part.claims) == 1 and [n for n in weights[spot][1] if n in parts] == [name]
+            checked = (
+                is_only_matrix and spot[2] is not None and "*" not in name
+            )  # some classes keep experts that do nothing
             if checked and not part.packed and part.numel not in (0, numel):
-                said = f"{part.names[0]} has {part.numel} elements, and its config.json says {numel}"
-                raise InputError(f"{file}: {said}; one of the two belongs to another model")
+                mismatch = f"{part.names[0]} has {part.numel} elements, and its config.json says {numel}"
+                raise InputError(f"{file}: {mismatch}; one of the two belongs to another model")
 
 
 def _others(
@@ -200,17 +208,17 @@ def _others(
     """
     main = {block.name for block in naming.graph.blocks if block.main}
     roots = {name.partition(".")[0] for name in parts}
-    found = []
+    matrices = []
     for inside in (True, False):
-        whole = _StoredMatrix(claims={spot: w.numel for spot, w in missing.items() if (spot[0] in main) == inside})
+        joined = _StoredMatrix(claims={spot: w.numel for spot, w in missing.items() if (spot[0] in main) == inside})
         for name in left:
             root = naming.layout.canonical(name).partition(".")[0]
             if root != "mtp" and (root in roots) == inside:
-                whole.add(tensors[name], matrix=not _STORED_WITH.fullmatch(name))
-        size = sum(whole.claims.values())
-        if whole.names and size and ((whole.packed and not inside) or whole.numel == size):
-            found.append(whole)
-    return found
+                joined.add(tensors[name], matrix=not _STORED_WITH.fullmatch(name))
+        size = sum(joined.claims.values())
+        if joined.names and size and ((joined.packed and not inside) or joined.numel == size):
+            matrices.append(joined)
+    return matrices
 
 
 def _parameters(
@@ -222,9 +230,9 @@ def _parameters(
     return sum(numel / sum(name in parts for name in weights[spot][1]) for spot, numel in part.claims.items())
 
 
-def _format(fmt: Format | None, bits: float, own: Format) -> Format:
+def _format(fmt: Format | None, bits: float, model_format: Format) -> Format:
     """The format of a weight with `bits` per element in all."""
-    if fmt and fmt.bits >= own.bits and fmt.name in _FLOATS:
+    if fmt and fmt.bits >= model_format.bits and fmt.name in _FLOATS:
         return fmt if fmt.bits == bits else Format(fmt.name, bits, fmt.compute)
     if fmt and fmt.name in (*_FLOATS, "int8"):
         return Format(fmt.name, bits, fmt.compute)

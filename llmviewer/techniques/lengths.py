@@ -50,7 +50,7 @@ class PromptLengths(Technique):
     @cached_property
     def counts(self) -> Counter[int]:
         """Number of lines of the file by length."""
-        found: Counter[int] = Counter()
+        lines_by_length: Counter[int] = Counter()
         for number, line in enumerate(read_text(Path(self.file)).splitlines(), 1):
             if not line.strip():
                 continue
@@ -58,10 +58,12 @@ class PromptLengths(Technique):
                 raise InputError(
                     f"{self.file}:{number}: must be a whole number from 1 to 999999999; got {line.strip()!r}"
                 )
-            found[int(line)] += 1
-        if not found or len(found) > _MAX_LENGTHS:
-            raise InputError(f"{self.file}: must have from 1 to {_MAX_LENGTHS} different lengths; got {len(found)}")
-        return found
+            lines_by_length[int(line)] += 1
+        if not lines_by_length or len(lines_by_length) > _MAX_LENGTHS:
+            raise InputError(
+                f"{self.file}: must have from 1 to {_MAX_LENGTHS} different lengths; got {len(lines_by_length)}"
+            )
+        return lines_by_length
 
     @property
     def longest(self) -> int:

@@ -117,16 +117,16 @@ class StructuredPruning(Technique):
 
 def _hidden_tensors(block: Block) -> set[str]:
     """Names of the tensors of the hidden width: embeddings, norms and additions of the hidden state."""
-    found = {block.input, block.output} - {"logits"}
+    names = {block.input, block.output} - {"logits"}
     before: set[str] = set()
-    while found != before:
-        before = set(found)
+    while names != before:
+        before = set(names)
         for op in block.operators:
             operator_names = {t.name for t in _tensors(op)}
             keeps_width = isinstance(op, Add) or (isinstance(op, Norm) and not op.group)
-            if isinstance(op, Embedding) or (keeps_width and operator_names & found):
-                found |= operator_names
-    return found
+            if isinstance(op, Embedding) or (keeps_width and operator_names & names):
+                names |= operator_names
+    return names
 
 
 def _hidden_operators(block: Block) -> Iterator[Operator]:

@@ -132,9 +132,11 @@ def difference(config: Mapping[str, Any], tensors: Mapping[str, int]) -> str:
     graph = Graph(builder(section)(section, BF16).blocks)
     stored = {name: StoredTensor(name=name, shape=(numel,), format=BF16) for name, numel in tensors.items()}
     schemes = Stored(layout=layout_of(section))
-    checkpoint = safetensors_checkpoint(stored, graph, own=BF16, schemes=schemes, file="checkpoint")
+    checkpoint = safetensors_checkpoint(stored, graph, model_format=BF16, schemes=schemes, file="checkpoint")
     sizes = {spot: weight.numel for _, weight, spot in spots(graph)}
-    held = sum(checkpoint.held[spot].stored_bits * numel for spot, numel in sizes.items() if spot in checkpoint.held)
+    held = sum(
+        checkpoint.formats[spot].stored_bits * numel for spot, numel in sizes.items() if spot in checkpoint.formats
+    )
     bits = sum(map(prod, (t.shape for t in stored.values()))) * BF16.bits
     extra = () if abs(held - bits) < 1 else (f"{held / 8:,.0f} of {bits / 8:,.0f} bytes",)
     return "; ".join((*checkpoint.notes, *extra))

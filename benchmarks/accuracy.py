@@ -67,9 +67,9 @@ SOURCES = {
     OURS: "llmviewer measure, rows in reports/measurements, Apache-2.0, 2026",
     "simumax": "SimuMax (github.com/MooreThreads/SimuMax), Apache-2.0, 2025",
 }
-LEAST = 40  # rows of a stack that ships
+MIN_STACK_ROWS = 40  # rows of a stack that ships
 DEVICES = 3  # from which intervals for others of their maker can be learned
-FEW = 50  # rows that a user measures in minutes
+FEW_ROWS = 50  # rows that a user measures in minutes
 TRIED = 12  # stacks of a kind that are tried with so few
 NOT_FITTED = {"llmcompass"}  # wall clock with the time of the framework in it
 AIMS = {  # family, data types: must and aim [%] on a known device, and on one never fitted
@@ -121,19 +121,20 @@ AGREEING = {"gemm": 87, "attention_decode": 80, "attention_prefill": 88}
 
 
 def main() -> None:
-    own = list(_own())
-    ours = [each.kernel_fit for _, each in own if _ships(each.kernel_fit)]
-    here = {(kernel_fit.device, kernel_fit.implementation.library) for kernel_fit in ours}
+    """Fits measurements, writes their profiles and the page of accuracy; with --ours, of recorded tables only."""
+    recorded_fits = list(_recorded_fits())
+    ours = [each.kernel_fit for _, each in recorded_fits if _ships(each.kernel_fit)]
+    stacks = {(kernel_fit.device, kernel_fit.implementation.library) for kernel_fit in ours}
     if sys.argv[1] == "--ours":
-        for device, library in sorted(here):
+        for device, library in sorted(stacks):
             path = _path(device, library)
             if path.exists() and {SOURCES[OURS]} != {source for one in profile_of(path) for source in one.sources}:
                 sys.exit(f"{path.name} is of public measurements, too: give the folder that they are in")
-        _write_profiles(ours, {place: {OURS} for place in here})
+        _write_profiles(ours, {place: {OURS} for place in stacks})
         subprocess.run([sys.executable, "-m", "llmviewer.expectation.index"], check=True, cwd=ROOT)
         before, _, after = PAGE.read_text(encoding="utf-8").partition(OWN_TITLE)
         rest = after[after.index("\n## ") :]
-        PAGE.write_text(before + "\n".join(_told(own)).rstrip() + "\n" + rest, encoding="utf-8")
+        PAGE.write_text(before + "\n".join(_recorded_section(recorded_fits)).rstrip() + "\n" + rest, encoding="utf-8")
         return
     folder = Path(sys.argv[1])
     groups: list[MeasuredRows] = []
@@ -142,29 +143,37 @@ def main() -> None:
         table = read(folder / f"{name}.parquet")
         origin = table.frame["source"].astype(str).to_numpy()
         for rows in table.rows:
-            kept = rows.take(np.flatnonzero(~np.isin(origin[rows.places], list(NOT_FITTED))))
-            if "torch.distributed" in set(table.frame["framework"].iloc[kept.places]):
-                kept = _sends(kept, table.frame["kernel"])
-            if len(kept) >= LEAST:
-                groups.append(kept)
-                sources[kept.device.name, kept.implementation.library] |= set(origin[kept.places])
+            fitted_rows = rows.take(np.flatnonzero(~np.isin(origin[rows.places], list(NOT_FITTED))))
+            if "torch.distributed" in set(table.frame["framework"].iloc[fitted_rows.places]):
+                fitted_rows = _sends(fitted_rows, table.frame["kernel"])
+            if len(fitted_rows) >= MIN_STACK_ROWS:
+                groups.append(fitted_rows)
+                sources[fitted_rows.device.name, fitted_rows.implementation.library] |= set(origin[fitted_rows.places])
     with multiprocessing.Pool(2) as pool:
-        found = [each for each in pool.map(cross_validate, groups, chunksize=4) if each]
-        fits = [each.kernel_fit for each in found]
+        validated = [each for each in pool.map(cross_validate, groups, chunksize=4) if each]
+        fits = [each.kernel_fit for each in validated]
         every = [*fits, *ours]
-        transfers = pool.starmap(_transfer, [(each.rows, every) for each in found], chunksize=4)
-        few = pool.starmap(_few, [(each, every) for each in _some(found)], chunksize=1)
-        near = pool.map(_near, [each for each in _some(found) if len(each.rows) >= LEAST_POINTS], chunksize=1)
+        transfers = pool.starmap(_transfer, [(each.rows, every) for each in validated], chunksize=4)
+        sample_errors = pool.starmap(_sample_error, [(each, every) for each in _spread_stacks(validated)], chunksize=1)
+        near = pool.map(
+            _near, [each for each in _spread_stacks(validated) if len(each.rows) >= LEAST_POINTS], chunksize=1
+        )
     for old in FOLDER.glob("*.yaml"):
         old.unlink()
-    for place in here:
+    for place in stacks:
         sources[place].add(OURS)
     _write_profiles(every, sources)
-    moved = [(each.kernel_fit, *times) for each, times in zip(found, transfers, strict=True) if times is not None]
+    moved = [(each.kernel_fit, *times) for each, times in zip(validated, transfers, strict=True) if times is not None]
     _write_transferred(moved)
     subprocess.run([sys.executable, "-m", "llmviewer.expectation.index"], check=True, cwd=ROOT)
-    further = [*_carried(moved), *_worth(few, near), *_scaling(found), *_violations(groups), *_told(own)]
-    text = _document(fits, moved, [*further, *WEAK.splitlines(), ""])
+    sections = [
+        *_carried(moved),
+        *_worth(sample_errors, near),
+        *_scaling(validated),
+        *_violations(groups),
+        *_recorded_section(recorded_fits),
+    ]
+    text = _document(fits, moved, [*sections, *WEAK.splitlines(), ""])
     PAGE.write_text(text, encoding="utf-8")
     subprocess.run([sys.executable, str(ROOT / "benchmarks" / "stand_ins.py"), str(folder)], check=True, cwd=ROOT)
 
@@ -178,36 +187,40 @@ def _sends(rows: MeasuredRows, kernels: Any) -> MeasuredRows:
     return rows.take(np.flatnonzero(chosen))
 
 
-def _some(found: list[CrossValidatedFit]) -> list[CrossValidatedFit]:
+def _spread_stacks(validated: list[CrossValidatedFit]) -> list[CrossValidatedFit]:
     """Stacks of every kind, spread over its devices and libraries."""
     kinds: dict[tuple[str, str], list[CrossValidatedFit]] = defaultdict(list)
-    for each in found:
-        if len(each.rows) >= 6 * FEW and _kind(each.kernel_fit) in AIMS:
+    for each in validated:
+        if len(each.rows) >= 6 * FEW_ROWS and _kind(each.kernel_fit) in AIMS:
             kinds[_kind(each.kernel_fit)].append(each)
-    return [own[i] for own in kinds.values() for i in sorted({round(j) for j in np.linspace(0, len(own) - 1, TRIED)})]
+    return [
+        stacks[i]
+        for stacks in kinds.values()
+        for i in sorted({round(j) for j in np.linspace(0, len(stacks) - 1, TRIED)})
+    ]
 
 
-def _few(each: CrossValidatedFit, fits: list[KernelFit]) -> tuple[tuple[str, str], float]:
-    """The error on all other rows of what FEW random rows and the profiles of other devices say."""
+def _sample_error(each: CrossValidatedFit, fits: list[KernelFit]) -> tuple[tuple[str, str], float]:
+    """The error on all other rows of what FEW_ROWS random rows and the profiles of other devices say."""
     order = np.random.default_rng(0).permutation(len(each.rows))
     others = [e for e in fits if e.device != each.kernel_fit.device]
-    fitted = fit_kernel(each.rows.take(order[:FEW]), others)
+    fitted = fit_kernel(each.rows.take(order[:FEW_ROWS]), others)
     assert fitted is not None
-    return _kind(each.kernel_fit), _error(each.rows.take(order[FEW:]), fitted)
+    return _kind(each.kernel_fit), _error(each.rows.take(order[FEW_ROWS:]), fitted)
 
 
 def _near(each: CrossValidatedFit) -> tuple[tuple[str, str], float, float]:
     """The errors on rows held out at random, without and with what neighbours of measured shapes add."""
     order = np.random.default_rng(0).permutation(len(each.rows))[:5000]
-    kept, rest = (each.rows.take(order[np.arange(len(order)) % 5 != 0]), each.rows.take(order[::5]))
-    fitted = fit_kernel(kept, residual=True)
+    fitted_rows, rest = (each.rows.take(order[np.arange(len(order)) % 5 != 0]), each.rows.take(order[::5]))
+    fitted = fit_kernel(fitted_rows, residual=True)
     assert fitted is not None
     return _kind(each.kernel_fit), _error(rest, replace(fitted, residual=None)), _error(rest, fitted)
 
 
 def _error(rows: MeasuredRows, kernel_fit: KernelFit) -> float:
-    found = expect(rows.family.name, rows.shapes, rows.device, rows.implementation, [kernel_fit])
-    return float(np.mean(np.abs(found.expected / rows.measured - 1)))
+    expectation = expect(rows.family.name, rows.shapes, rows.device, rows.implementation, [kernel_fit])
+    return float(np.mean(np.abs(expectation.expected / rows.measured - 1)))
 
 
 def _carried(moved: list[Moved]) -> list[str]:
@@ -236,20 +249,23 @@ def _carried(moved: list[Moved]) -> list[str]:
     ]
     for kind in AIMS:
         texts = [
-            f"{len(own)} | {_middle([_mape(m) for m in own])} | {100 * error.covered:.0f} | {_wide(error)}"
+            f"{len(transfers)} | {_middle([_mape(m) for m in transfers])} | {100 * error.covered:.0f} | {_wide(error)}"
             if error
             else "0 | - | - | -"
-            for own, error in _groups(kind, moved)
+            for transfers, error in _groups(kind, moved)
         ]
         lines.append(f"| {kind[0]}, {kind[1]} | {' | '.join(texts)} |")
     return [*lines, ""]
 
 
-def _worth(few: list[Any], near: list[Any]) -> list[str]:
+def _worth(sample_errors: list[Any], near: list[Any]) -> list[str]:
     lines = [
         "## Fifty rows, and thousands",
         "",
-        f"The error on all other rows of a fit if only {FEW} random rows are measured, with parameters drawn towards",
+        (
+            f"The error on all other rows of a fit if only {FEW_ROWS} random rows are measured, "
+            "with parameters drawn towards"
+        ),
         f"those of other devices (`calibrate` does so by itself). And for fits of {LEAST_POINTS:,} rows or more, the",
         "error of the fit alone and with its residual (`calibrate --residual`), on a random fifth of the rows held",
         "out. Medians over fits with the worst in brackets, %.",
@@ -258,15 +274,16 @@ def _worth(few: list[Any], near: list[Any]) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for kind, (must, *_) in AIMS.items():
-        own, close = [f[1] for f in few if f[0] == kind], [n[1:] for n in near if n[0] == kind]
+        tried, close = [f[1] for f in sample_errors if f[0] == kind], [n[1:] for n in near if n[0] == kind]
         lines.append(
-            f"| {kind[0]}, {kind[1]} | {len(own)} | {_middle(own) if own else '-'} | {1.3 * must:.1f} | {len(close)} "
+            f"| {kind[0]}, {kind[1]} | {len(tried)} | {_middle(tried) if tried else '-'} | {1.3 * must:.1f} "
+            f"| {len(close)} "
             f"| {_median([c[0] for c in close])} | {_middle([c[1] for c in close]) if close else '-'} |"
         )
     return [*lines, ""]
 
 
-def _scaling(found: list[CrossValidatedFit]) -> list[str]:
+def _scaling(validated: list[CrossValidatedFit]) -> list[str]:
     """Whether times grow as measured ones do when the work doubles."""
     lines = [
         "## Regimes",
@@ -283,11 +300,11 @@ def _scaling(found: list[CrossValidatedFit]) -> list[str]:
     for name, (size, flat, linear) in SCALING.items():
         parts = [
             _pairs(j, size)
-            for j in found
+            for j in validated
             if j.kernel_fit.family == name and j.kernel_fit.implementation.dtype in ("bf16", "fp16")
         ]
-        own = [p for p in parts if len(p) >= LEAST]
-        kinds = [np.digitize(part, (flat, linear)) for part in own]
+        long_parts = [p for p in parts if len(p) >= MIN_STACK_ROWS]
+        kinds = [np.digitize(part, (flat, linear)) for part in long_parts]
         agree, bound = (float(np.median([np.mean(k[:, 0] == k[:, i]) for k in kinds])) for i in (1, 2))
         opposite = float(np.median([np.mean(np.abs(k[:, 0] - k[:, 1]) == 2) for k in kinds]))
         lines.append(
@@ -317,13 +334,17 @@ def _violations(groups: Iterable[MeasuredRows]) -> list[str]:
     """Table of the measurements that are faster than the bounds."""
     counts: dict[str, Any] = defaultdict(lambda: np.zeros(5))
     for rows in groups:
-        kept = rows.take(np.flatnonzero(rows.family.fittable(rows.shapes) & (rows.measured > 0)))
-        kept = kept if rows.family.name != "gemm" or rows.implementation.dtype != "fp32" else kept.take(np.arange(0))
-        plain = {**kept.shapes, "loop": np.zeros(len(kept))}
+        fittable = rows.take(np.flatnonzero(rows.family.fittable(rows.shapes) & (rows.measured > 0)))
+        fittable = (
+            fittable
+            if rows.family.name != "gemm" or rows.implementation.dtype != "fp32"
+            else fittable.take(np.arange(0))
+        )
+        plain = {**fittable.shapes, "loop": np.zeros(len(fittable))}
         ideal = rows.family.bound(plain, rows.device, rows.implementation)
-        own = rows.family.bound(kept.shapes, rows.device, rows.implementation)
-        cold, slack = own >= ideal / 2, 1.005
-        over, over_own = ideal > slack * kept.measured, own > slack * kept.measured
+        bound_s = rows.family.bound(fittable.shapes, rows.device, rows.implementation)
+        cold, slack = bound_s >= ideal / 2, 1.005
+        over, over_own = ideal > slack * fittable.measured, bound_s > slack * fittable.measured
         counts[rows.family.name] += [sum(cold), sum(cold & over), sum(~cold), sum(~cold & over), sum(~cold & over_own)]
     lines = [
         "## Measured faster than the bound",
@@ -336,19 +357,19 @@ def _violations(groups: Iterable[MeasuredRows]) -> list[str]:
         "| family | cold rows | under the bound, % | rows in L2 | under the roofline, % | under the bound, % |",
         "|---|---|---|---|---|---|",
     ]
-    for name, (cold, over, warm, plain, own) in counts.items():
-        shares = [_percent(a / b) if b else "-" for a, b in ((over, cold), (plain, warm), (own, warm))]
+    for name, (cold, over, warm, plain, bound_s) in counts.items():
+        shares = [_percent(a / b) if b else "-" for a, b in ((over, cold), (plain, warm), (bound_s, warm))]
         lines.append(f"| {name} | {cold:,.0f} | {shares[0]} | {warm:,.0f} | {shares[1]} | {shares[2]} |")
     return [*lines, ""]
 
 
-def _own() -> Iterator[tuple[str, CrossValidatedFit]]:
+def _recorded_fits() -> Iterator[tuple[str, CrossValidatedFit]]:
     """Fits of the tables that `llmviewer measure` recorded, with the machine of each."""
     for path in sorted(MEASUREMENTS.rglob("*.parquet")):
         os.environ["LLMVIEWER_HARDWARE_PATH"] = str(path.parent / "hardware")
         for rows in read(path).rows:
-            if found := cross_validate(rows):
-                yield path.parent.name, found
+            if validated := cross_validate(rows):
+                yield path.parent.name, validated
     os.environ.pop("LLMVIEWER_HARDWARE_PATH", None)
 
 
@@ -360,7 +381,7 @@ def _ships(kernel_fit: KernelFit) -> bool:
     return kernel_fit.device in hardware_names() and not composed
 
 
-def _told(own: list[tuple[str, CrossValidatedFit]]) -> list[str]:
+def _recorded_section(recorded_fits: list[tuple[str, CrossValidatedFit]]) -> list[str]:
     lines = [
         OWN_TITLE,
         "",
@@ -372,8 +393,8 @@ def _told(own: list[tuple[str, CrossValidatedFit]]) -> list[str]:
         "| machine | library | data type | kernel | rows | held out, % | median, % | in 80 %, % | under the bound, % |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for machine, found in own:
-        rows, implementation, error = found.rows, found.kernel_fit.implementation, found.kernel_fit.held_out
+    for machine, validated in recorded_fits:
+        rows, implementation, error = validated.rows, validated.kernel_fit.implementation, validated.kernel_fit.held_out
         bound = rows.family.bound(rows.shapes, rows.device, rows.implementation)
         under = float(np.mean(bound > 1.005 * rows.measured))
         numbers = map(_percent, (error.mape, error.median, error.covered, under))
@@ -382,21 +403,26 @@ def _told(own: list[tuple[str, CrossValidatedFit]]) -> list[str]:
             if implementation.kv_dtype
             else implementation.dtype
         )
-        names = (machine, implementation.library, types, f"{found.kernel_fit.family} {implementation.kernel}".strip())
+        names = (
+            machine,
+            implementation.library,
+            types,
+            f"{validated.kernel_fit.family} {implementation.kernel}".strip(),
+        )
         lines.append(f"| {' | '.join(names)} | {len(rows)} | {' | '.join(numbers)} |")
     return [*lines, ""]
 
 
 def _transfer(rows: MeasuredRows, fits: list[KernelFit]) -> tuple[Any, Any, str] | None:
     """Expected and measured, with what other devices say only, and how near the nearest of them is."""
-    kept = rows.family.fittable(rows.shapes) & np.isfinite(rows.measured) & (rows.measured > 0)
-    rows = rows.take(np.flatnonzero(kept)[:1500])
+    usable = rows.family.fittable(rows.shapes) & np.isfinite(rows.measured) & (rows.measured > 0)
+    rows = rows.take(np.flatnonzero(usable)[:1500])
     others = [e for e in fits if e.device != rows.device.name]
-    found = expect(rows.family.name, rows.shapes, rows.device, rows.implementation, others)
-    if found.source.startswith("bound"):
+    expectation = expect(rows.family.name, rows.shapes, rows.device, rows.implementation, others)
+    if expectation.source.startswith("bound"):
         return None
     nearest, *_ = select_fits(rows.family.name, rows.device, rows.implementation, others).fits
-    return found.expected, rows.measured, similarity_class(nearest, rows.device)
+    return expectation.expected, rows.measured, similarity_class(nearest, rows.device)
 
 
 def _write_profiles(fits: list[KernelFit], sources: dict[tuple[str, str], set[str]]) -> None:
@@ -404,13 +430,13 @@ def _write_profiles(fits: list[KernelFit], sources: dict[tuple[str, str], set[st
     by_stack = defaultdict(list)
     for kernel_fit in fits:
         by_stack[kernel_fit.device, kernel_fit.implementation.library].append(kernel_fit)
-    for (device, library), own in by_stack.items():
+    for (device, library), stack_fits in by_stack.items():
         profile = Profile(
             device=device,
             library=library,
             sources=tuple(SOURCES[s] for s in sorted(sources[device, library])),
             fits=tuple(
-                sorted(own, key=lambda e: (e.family, e.implementation.dtype, e.implementation.kv_dtype, -e.rows))
+                sorted(stack_fits, key=lambda e: (e.family, e.implementation.dtype, e.implementation.kv_dtype, -e.rows))
             ),
         )
         _path(device, library).write_text(to_yaml([profile]), encoding="utf-8")
@@ -423,23 +449,29 @@ def _path(device: str, library: str) -> Path:
 def _write_transferred(moved: list[Moved]) -> None:
     errors: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in FAMILIES}
     for name in FAMILIES:
-        own = {near: _from(near, [m for m in moved if m[0].family == name]) for near in SIMILARITY_CLASSES}
+        transfers = {
+            near: _transfers_from(near, [m for m in moved if m[0].family == name]) for near in SIMILARITY_CLASSES
+        }
         parts: dict[str, list[Moved]] = defaultdict(list)
-        for m in own[SAME_VENDOR]:  # few are nearer, or further
+        for m in transfers[SAME_VENDOR]:  # few are nearer, or further
             parts[m[0].implementation.attention_kind or m[0].implementation.dtype].append(m)
-        for near, rows in own.items():
-            told = sorted(parts.items()) if near == SAME_VENDOR else []
-            found = {part: _pooled(some) for part, some in told if _devices(some) >= DEVICES} | {"all": _pooled(rows)}
+        for near, rows in transfers.items():
+            separate_parts = sorted(parts.items()) if near == SAME_VENDOR else []
+            part_errors = {
+                part: _pooled(transferred) for part, transferred in separate_parts if _devices(transferred) >= DEVICES
+            } | {"all": _pooled(rows)}
             if near == OTHER_VENDORS:
                 wide = _widened(name, moved)
-                found["all"] = replace(found["all"], short=wide.short, long=wide.long, covered=_inside(rows, moved))
-            errors[name][near] = {part: plain_error(error) for part, error in found.items()}
+                part_errors["all"] = replace(
+                    part_errors["all"], short=wide.short, long=wide.long, covered=_inside(rows, moved)
+                )
+            errors[name][near] = {part: plain_error(error) for part, error in part_errors.items()}
     about = "Errors of expectations for devices that nothing was fitted on: each device in turn left out.\n"
     text = yaml.safe_dump({"errors": errors}, sort_keys=False, width=120, default_flow_style=None)
     (FOLDER / TRANSFERRED).write_text(f"# {about}{text}", encoding="utf-8")
 
 
-def _from(near: str, moved: list[Moved]) -> list[Moved]:
+def _transfers_from(near: str, moved: list[Moved]) -> list[Moved]:
     """Transfers whose source is as near; within one vendor, without messages over hosts, which depend on the host."""
     return [m for m in moved if m[3] == near and (near != SAME_VENDOR or _kind(m[0]) != HOSTED)]
 
@@ -454,16 +486,19 @@ def _widened(name: str, moved: list[Moved]) -> Error:
     Those of its devices, each alike, and of one more: what the other families' devices need, each family alike, times
     what Student's t adds for so few devices.
     """
-    within = {family: _pooled(_from(SAME_VENDOR, [m for m in moved if m[0].family == family])) for family in FAMILIES}
-    needed: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
-    others = _from(OTHER_VENDORS, moved)
+    within = {
+        family: _pooled(_transfers_from(SAME_VENDOR, [m for m in moved if m[0].family == family]))
+        for family in FAMILIES
+    }
+    factors: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+    others = _transfers_from(OTHER_VENDORS, moved)
     for kernel_fit, expected, measured, _ in others:
-        needed[kernel_fit.family][kernel_fit.device].append(within[kernel_fit.family].needed(expected, measured))
+        factors[kernel_fit.family][kernel_fit.device].append(within[kernel_fit.family].needed(expected, measured))
     uncertain = stats.t.ppf(0.9, _devices(others) - 1) / stats.norm.ppf(0.9)
-    parts = [(np.concatenate(own), 1.0) for own in needed.pop(name, {}).values()]
-    for devices in needed.values():
-        weight = 1 / len(needed) / len(devices)
-        parts += [(uncertain * np.concatenate(own), weight) for own in devices.values()]
+    parts = [(np.concatenate(factors_of_device), 1.0) for factors_of_device in factors.pop(name, {}).values()]
+    for devices in factors.values():
+        weight = 1 / len(factors) / len(devices)
+        parts += [(uncertain * np.concatenate(factors_of_device), weight) for factors_of_device in devices.values()]
     weights = np.concatenate([np.full(len(values), weight / len(values)) for values, weight in parts])
     return within[name].widened(coverage_quantile(np.concatenate([values for values, _ in parts]), weights))
 
@@ -478,13 +513,13 @@ def _groups(kind: tuple[str, str], moved: list[Moved]) -> Iterator[tuple[list[Mo
     """The stacks of a kind that come from as near, for each nearness, and the error whose intervals they have."""
     of_family = [m for m in moved if m[0].family == kind[0]]
     for near in SIMILARITY_CLASSES:
-        own = [m for m in _from(near, of_family) if _kind(m[0]) == kind]
-        if not own:
-            yield own, None
+        transfers = [m for m in _transfers_from(near, of_family) if _kind(m[0]) == kind]
+        if not transfers:
+            yield transfers, None
         elif near == OTHER_VENDORS:
-            yield own, replace(_widened(kind[0], moved), covered=_inside(own, moved))
+            yield transfers, replace(_widened(kind[0], moved), covered=_inside(transfers, moved))
         else:
-            yield own, _pooled(_from(near, of_family) if near == SIBLINGS else own)
+            yield transfers, _pooled(_transfers_from(near, of_family) if near == SIBLINGS else transfers)
 
 
 def _inside(others: list[Moved], moved: list[Moved]) -> float:
@@ -492,16 +527,16 @@ def _inside(others: list[Moved], moved: list[Moved]) -> float:
     parts = []
     for device in sorted({m[0].device for m in others}):
         learned = _widened(others[0][0].family, [m for m in moved if m[0].device != device])
-        own = [m for m in others if m[0].device == device]
-        expected, measured = (np.concatenate([m[i] for m in own]) for i in (1, 2))
+        transfers = [m for m in others if m[0].device == device]
+        expected, measured = (np.concatenate([m[i] for m in transfers]) for i in (1, 2))
         parts.append(np.mean(learned.needed(expected, measured) <= 1))
     return float(np.mean(parts))
 
 
 def _covered(kind: tuple[str, str], moved: list[Moved]) -> float:
     """The mean over devices."""
-    found = [(_devices(own), error.covered) for own, error in _groups(kind, moved) if error]
-    return sum(count * covered for count, covered in found) / sum(count for count, _ in found)
+    coverage = [(_devices(transfers), error.covered) for transfers, error in _groups(kind, moved) if error]
+    return sum(count * covered for count, covered in coverage) / sum(count for count, _ in coverage)
 
 
 def _kind(kernel_fit: KernelFit) -> tuple[str, str]:
@@ -515,7 +550,7 @@ def _kind(kernel_fit: KernelFit) -> tuple[str, str]:
     return kernel_fit.family, "all"
 
 
-def _document(fits: list[KernelFit], moved: list[Moved], further: list[str]) -> str:
+def _document(fits: list[KernelFit], moved: list[Moved], sections: list[str]) -> str:
     lines = [
         "# Accuracy of expected times",
         "",
@@ -560,13 +595,13 @@ def _document(fits: list[KernelFit], moved: list[Moved], further: list[str]) -> 
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for kind, (must, aim, far_must, far_aim) in AIMS.items():
-        own = [e for e in fits if _kind(e) == kind]
+        kind_fits = [e for e in fits if _kind(e) == kind]
         far = [m for m in moved if _kind(m[0]) == kind]
-        held = [e.held_out for e in own]
+        errors = [e.held_out for e in kind_fits]
         lines.append(
-            f"| {kind[0]}, {kind[1]} | {len(own)} | {_middle([h.mape for h in held])} "
-            f"| {_median([h.median for h in held])} | {_median([h.mape_short for h in held])} "
-            f"| {_median([h.mape_long for h in held])} | {_median([h.covered for h in held])} | {must} / {aim} "
+            f"| {kind[0]}, {kind[1]} | {len(kind_fits)} | {_middle([h.mape for h in errors])} "
+            f"| {_median([h.median for h in errors])} | {_median([h.mape_short for h in errors])} "
+            f"| {_median([h.mape_long for h in errors])} | {_median([h.covered for h in errors])} | {must} / {aim} "
             f"| {_middle([_mape(m) for m in far])} | {far_must} / {far_aim} | {100 * _covered(kind, moved):.0f} |"
         )
     lines += [
@@ -575,7 +610,7 @@ def _document(fits: list[KernelFit], moved: list[Moved], further: list[str]) -> 
         + ", ".join(f"{n} {s:,.0f}" for n, s in expectation_rates().items())
         + ".",
         "",
-        *further,
+        *sections,
     ]
     lines += ["## By fit", ""]
     far_by = {id(m[0]): _mape(m) for m in moved}
@@ -617,8 +652,8 @@ def _mape(moved: Moved) -> float:
 
 
 def _median(values: list[float]) -> str:
-    known = [v for v in values if isfinite(v)]
-    return _percent(float(np.median(known))) if known else "-"
+    finite = [v for v in values if isfinite(v)]
+    return _percent(float(np.median(finite))) if finite else "-"
 
 
 def _middle(values: list[float]) -> str:

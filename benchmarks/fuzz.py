@@ -217,24 +217,27 @@ def _analyze(model: object, *more: str, device: object = DEVICE) -> Run:
 
 
 def config(random: random.Random, folder: Path) -> tuple[object, Run]:
-    made = changed_tree(random, random.choice(_configs()))
+    """A changed config.json, to be loaded or analyzed."""
+    document = changed_tree(random, random.choice(_configs()))
     path = folder / "config.json"
-    path.write_text(json.dumps(made, skipkeys=True))
-    whole = random.random() < 0.3
-    return made, _analyze(path) if whole else lambda: load_model(str(path))
+    path.write_text(json.dumps(document, skipkeys=True))
+    with_analysis = random.random() < 0.3
+    return document, _analyze(path) if with_analysis else lambda: load_model(str(path))
 
 
 def described(random: random.Random, folder: Path) -> tuple[object, Run]:
+    """A changed YAML description of a model, to be analyzed."""
     path = folder / "d.yaml"
     if random.random() < 0.3:
         path.write_bytes(changed_bytes(random, DESCRIBED.encode()))
     else:
-        made = changed_tree(random, yaml.load(DESCRIBED, Loader=yaml.CSafeLoader))
-        path.write_text(yaml.dump(made, allow_unicode=True) if isinstance(made, dict) else str(made))
+        document = changed_tree(random, yaml.load(DESCRIBED, Loader=yaml.CSafeLoader))
+        path.write_text(yaml.dump(document, allow_unicode=True) if isinstance(document, dict) else str(document))
     return path.read_bytes(), _analyze(path)
 
 
 def device(random: random.Random, folder: Path) -> tuple[object, Run]:
+    """A changed hardware file, to be loaded or used in an analysis."""
     name, file = random.choice(_yaml_files("hardware"))
     path = folder / name
     path.write_text(yaml.dump(changed_tree(random, file), allow_unicode=True))
@@ -242,11 +245,14 @@ def device(random: random.Random, folder: Path) -> tuple[object, Run]:
 
 
 def profile(random: random.Random, folder: Path) -> tuple[object, Run]:
+    """A changed profile, used in an analysis on its device."""
     name, file = random.choice(_yaml_files("profiles"))
     path = folder / name
     path.write_text(yaml.dump(changed_tree(random, file), allow_unicode=True))
-    on = next((known for known in sorted(hardware_names(), key=len, reverse=True) if name.startswith(known)), DEVICE)
-    return path.read_text(), _analyze(MODEL, "--profile", str(path), device=on)
+    target = next(
+        (hardware for hardware in sorted(hardware_names(), key=len, reverse=True) if name.startswith(hardware)), DEVICE
+    )
+    return path.read_text(), _analyze(MODEL, "--profile", str(path), device=target)
 
 
 SCENARIO: Final[dict[str, Any]] = {
@@ -257,10 +263,11 @@ SCENARIO: Final[dict[str, Any]] = {
 
 
 def scenario(random: random.Random, folder: Path) -> tuple[object, Run]:
+    """A changed scenario file, to be analyzed."""
     path = folder / "scenario.yaml"
-    made = changed_tree(random, SCENARIO)
-    path.write_text(yaml.dump(made, allow_unicode=True))
-    return made, lambda: command("analyze", "--scenario", str(path), "--format", "json")
+    document = changed_tree(random, SCENARIO)
+    path.write_text(yaml.dump(document, allow_unicode=True))
+    return document, lambda: command("analyze", "--scenario", str(path), "--format", "json")
 
 
 def _trace() -> list[dict[str, Any]]:
@@ -285,19 +292,21 @@ TABLES: Final = (
 
 
 def _database(random: random.Random, path: Path) -> None:
-    def value(usual: object) -> object:
+    def value(valid: object) -> object:
         wrong = (None, b"\xff", "x", -1, 2**62, math.inf, 1e300)
-        return random.choice(wrong) if random.random() < 0.05 else usual
+        return random.choice(wrong) if random.random() < 0.05 else valid
 
-    with closing(sqlite3.connect(path)) as made:
-        made.execute("CREATE TABLE StringIds (id INTEGER, value)")
-        made.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId, globalPid, demangledName)")
-        made.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start, end, deviceId, globalPid)")
-        made.executemany("INSERT INTO StringIds VALUES (?, ?)", [(n, value(f"flash_{n}")) for n in range(3)])
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE StringIds (id INTEGER, value)")
+        connection.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId, globalPid, demangledName)")
+        connection.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start, end, deviceId, globalPid)")
+        connection.executemany("INSERT INTO StringIds VALUES (?, ?)", [(n, value(f"flash_{n}")) for n in range(3)])
         rows = [[value(v) for v in (10 * n, 10 * n + 5, 0, 1, n % 3)] for n in range(9)]
-        made.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?)", rows)
-        made.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?, ?, ?)", [row[:4] for row in rows[:2]])
-        made.commit()
+        connection.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?)", rows)
+        connection.executemany(
+            "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?, ?, ?)", [row[:4] for row in rows[:2]]
+        )
+        connection.commit()
     if random.random() < 0.3:
         path.write_bytes(changed_bytes(random, path.read_bytes()))
 
@@ -308,6 +317,7 @@ def _layerwise() -> dict[str, Any]:
 
 
 def timeline(random: random.Random, folder: Path) -> tuple[object, Run]:
+    """A changed trace, table or database of a profiler, to be read or compared with a model."""
     form = random.choice(("trace", "table", "database", "layers", "bytes"))
     path = folder / f"{form}.json"
     if form == "database":
@@ -339,23 +349,24 @@ TINY: Final[dict[str, Any]] = {
 
 
 def checkpoint(random: random.Random, folder: Path) -> tuple[object, Run]:
+    """A folder with a changed safetensors checkpoint and its config files, to be loaded."""
     layer = "model.layers.0."
     shapes = {"model.embed_tokens": [32, 8], **{f"{layer}self_attn.{n}_proj": [8, 8] for n in "qkvo"},
               f"{layer}mlp.gate_proj": [16, 8], f"{layer}mlp.up_proj": [16, 8], f"{layer}mlp.down_proj": [8, 16],
               f"{layer}input_layernorm": [8], "model.norm": [8], "lm_head": [32, 8]}  # fmt: skip
     header = {f"{name}.weight": {"dtype": random.choice(("BF16", "F8_E4M3", "U8")), "shape": shape,
                                  "data_offsets": [0, 0]} for name, shape in shapes.items()}  # fmt: skip
-    made = _safetensors(changed_tree(random, header) if random.random() < 0.7 else header)
-    (folder / "model.safetensors").write_bytes(changed_bytes(random, made) if random.random() < 0.3 else made)
-    given = changed_tree(random, TINY) if random.random() < 0.5 else TINY
-    (folder / "config.json").write_text(json.dumps(given, skipkeys=True))
+    data = _safetensors(changed_tree(random, header) if random.random() < 0.7 else header)
+    (folder / "model.safetensors").write_bytes(changed_bytes(random, data) if random.random() < 0.3 else data)
+    settings_of_model = changed_tree(random, TINY) if random.random() < 0.5 else TINY
+    (folder / "config.json").write_text(json.dumps(settings_of_model, skipkeys=True))
     if random.random() < 0.2:
         index = changed_tree(random, {"weight_map": {f"{name}.weight": "model.safetensors" for name in shapes}})
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, skipkeys=True))
     if random.random() < 0.2:
         settings = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
         (folder / "hf_quant_config.json").write_text(json.dumps(changed_tree(random, settings), skipkeys=True))
-    return (given, made), lambda: load_model(str(folder))
+    return (settings_of_model, data), lambda: load_model(str(folder))
 
 
 def _gguf(metadata: dict[str, Any], tensors: dict[str, Any]) -> bytes:
@@ -374,6 +385,7 @@ def _gguf(metadata: dict[str, Any], tensors: dict[str, Any]) -> bytes:
 
 
 def gguf(random: random.Random, folder: Path) -> tuple[object, Run]:
+    """A changed GGUF file, to be read and loaded."""
     sizes = {"block_count": 1, "embedding_length": 256, "feed_forward_length": 256, "attention.head_count": 2,
              "attention.head_count_kv": 2, "vocab_size": 32, "attention.layer_norm_rms_epsilon": 1}  # fmt: skip
     metadata: dict[str, Any] = {"general.architecture": "llama"}
@@ -406,6 +418,7 @@ MEASURED: Final = (
 
 
 def measurements(random: random.Random, folder: Path) -> tuple[object, Run]:
+    """A changed table of measured kernel times, to be validated or calibrated with."""
     path = folder / "rows.csv"
     table = random.choice(MEASURED)
     if random.random() < 0.6:
@@ -428,11 +441,12 @@ ARRIVALS: Final = (
 
 
 def arrivals(random: random.Random, folder: Path) -> tuple[object, Run]:
+    """A changed file of arrivals or of prompt lengths, to be simulated."""
     ending, text = random.choice(ARRIVALS)
     path = folder / f"requests{ending}"
     path.write_bytes(changed_bytes(random, text.encode()))
-    given = ("--prompt-lengths", str(path), "--rate", "5") if ending == ".txt" else ("--arrivals", str(path))
-    return path.read_bytes(), lambda: command("simulate", MODEL, DEVICE, *given, "--requests", "8", "--format", "json")
+    flags = ("--prompt-lengths", str(path), "--rate", "5") if ending == ".txt" else ("--arrivals", str(path))
+    return path.read_bytes(), lambda: command("simulate", MODEL, DEVICE, *flags, "--requests", "8", "--format", "json")
 
 
 OPTIONS: Final = {
@@ -462,40 +476,42 @@ COMMANDS: Final = {
 @cache
 def _options(name: str) -> list[str]:
     """The entries of OPTIONS that a command has."""
-    known = cli.get_command(click.Context(cli), name)
-    assert known is not None
-    return sorted(OPTIONS.keys() & {option for parameter in known.params for option in parameter.opts})
+    entry = cli.get_command(click.Context(cli), name)
+    assert entry is not None
+    return sorted(OPTIONS.keys() & {option for parameter in entry.params for option in parameter.opts})
 
 
 def options(random: random.Random, folder: Path) -> tuple[object, Run]:
+    """A command with some of its options, one or two of whose texts are changed."""
     name = random.choice(("analyze",) * 6 + (*COMMANDS,) + ("kernel",) * 4)
     words = [word.replace("-.csv", str(folder / "sweep.csv")) for word in COMMANDS[name]]
-    given = [*words[1:]]
+    arguments = [*words[1:]]
     for option in random.sample(_options(name), min(random.choice((0, 1, 1, 2, 3)), len(_options(name)))):
-        given += [option, OPTIONS[option]]
+        arguments += [option, OPTIONS[option]]
     for _ in range(random.choice((1, 1, 2))):
-        place = random.randrange(len(given))
-        if not given[place].startswith(str(folder)):
-            given[place] = changed_text(random, given[place]) if random.random() < 0.7 else random.choice(WORDS)
-    return [name, *given], lambda: command(name, *given)
+        place = random.randrange(len(arguments))
+        if not arguments[place].startswith(str(folder)):
+            arguments[place] = changed_text(random, arguments[place]) if random.random() < 0.7 else random.choice(WORDS)
+    return [name, *arguments], lambda: command(name, *arguments)
 
 
 @cache
 def _specs() -> list[str]:
     """A text for every parameter of every technique, with its default or another allowed value."""
-    needed = {"draft": MODEL, "size": "32", "scheme": "gobo", "file": "lengths.txt"}
-    found = []
+    required_values = {"draft": MODEL, "size": "32", "scheme": "gobo", "file": "lengths.txt"}
+    specs = []
     for name, kind in techniques().items():
-        first = {f.name: needed[f.name] for f in fields(kind) if f.default is MISSING}
+        first = {f.name: required_values[f.name] for f in fields(kind) if f.default is MISSING}
         for f in (None, *fields(kind)):
             values = dict(first)
             if f and f.name not in first:
                 values[f.name] = (declaration(f).choices or (f.default or 0.5,))[-1]
-            found.append(f"{name}:{','.join(f'{key}={value}' for key, value in values.items())}".removesuffix(":"))
-    return found
+            specs.append(f"{name}:{','.join(f'{key}={value}' for key, value in values.items())}".removesuffix(":"))
+    return specs
 
 
 def technique(random: random.Random, folder: Path) -> tuple[object, Run]:  # noqa: ARG001
+    """A changed text of a technique, to be parsed or analyzed with."""
     text = changed_text(random, random.choice(_specs()))
     return text, _analyze(MODEL, "--with", text) if random.random() < 0.3 else lambda: parse_technique(text)
 
@@ -512,9 +528,10 @@ TEXTS: Final[dict[str, tuple[Callable[[str], object], tuple[str, ...]]]] = {
 
 
 def text(random: random.Random, folder: Path) -> tuple[object, Run]:  # noqa: ARG001
+    """A changed text of an option's small language, such as a precision or a layout, to be parsed."""
     parse, examples = TEXTS[random.choice(sorted(TEXTS))]
-    given = changed_text(random, random.choice(examples))
-    return given, lambda: parse(given)
+    changed = changed_text(random, random.choice(examples))
+    return changed, lambda: parse(changed)
 
 
 LINK: Final = (
@@ -524,10 +541,11 @@ LINK: Final = (
 
 
 def link(random: random.Random, folder: Path) -> tuple[object, Run]:  # noqa: ARG001
+    """A changed link of the page, to be read."""
     from llmviewer.webapp.state import State
 
-    given = changed_text(random, LINK)
-    return given, lambda: State.of_link(given)
+    changed = changed_text(random, LINK)
+    return changed, lambda: State.of_link(changed)
 
 
 @contextmanager
@@ -565,39 +583,39 @@ def store(random: random.Random, folder: Path) -> tuple[object, Run]:  # noqa: A
     form = random.choice(("files", "pairs", "controls", "table", "trace"))
     if form == "controls":
         values = vars(State()) | {"techniques": (random.choice(_specs()),), "measured": "tpot=20ms", "tp": 2}
-        given: Any = changed_tree(random, {key: value for key, value in values.items() if key != "files"})
-        run: Run = lambda: answered(State.of(given if isinstance(given, dict) else {}))  # noqa: E731
+        content: Any = changed_tree(random, {key: value for key, value in values.items() if key != "files"})
+        run: Run = lambda: answered(State.of(content if isinstance(content, dict) else {}))  # noqa: E731
     elif form == "table":
-        given = changed_bytes(random, random.choice(MEASURED).encode())
-        run = lambda: scored_measurements("rows.csv", given)  # noqa: E731
+        content = changed_bytes(random, random.choice(MEASURED).encode())
+        run = lambda: scored_measurements("rows.csv", content)  # noqa: E731
     elif form == "trace":
         text = json.dumps(changed_tree(random, {"traceEvents": _trace()}), skipkeys=True).encode()
-        given = changed_bytes(random, text) if random.random() < 0.3 else text
+        content = changed_bytes(random, text) if random.random() < 0.3 else text
         state = State(model=MODEL)
-        run = lambda: timeline_of(DroppedTrace("trace.json", given), device_results(state)[0], state)  # noqa: E731
+        run = lambda: timeline_of(DroppedTrace("trace.json", content), device_results(state)[0], state)  # noqa: E731
     else:
         name, device = random.choice(_yaml_files("hardware"))
         model = changed_tree(random, random.choice(_configs())) if random.random() < 0.5 else TINY
         device = changed_tree(random, device) if random.random() < 0.5 else device
         texts = [["tiny.json", json.dumps(model, skipkeys=True)], [name, yaml.dump(device, allow_unicode=True)]]
-        given = texts
+        content = texts
         if form == "files":
             run = lambda: packed([parse_model_file(*texts[0]), parse_hardware_file(*texts[1])])  # noqa: E731
         else:
-            given = changed_tree(random, texts) if random.random() < 0.5 else texts
+            content = changed_tree(random, texts) if random.random() < 0.5 else texts
             link = f"model=file:tiny.json&on=file:{name}&prompt=64&gen=4"
-            run = lambda: answered(shown_state(link, given))  # noqa: E731
+            run = lambda: answered(shown_state(link, content))  # noqa: E731
 
     def watched() -> None:
         with _faults_of_page():
             run()
 
-    return given, watched
+    return content, watched
 
 
 KINDS: Final[dict[str, Callable[[random.Random, Path], tuple[object, Run]]]] = {
-    made.__name__: made
-    for made in (
+    function.__name__: function
+    for function in (
         config, described, device, profile, scenario, timeline, checkpoint, gguf, measurements, arrivals, options,
         technique, text, link, store,
     )
@@ -717,20 +735,23 @@ def fuzz(kinds: list[str], seeds: range, *, strict: bool, verbose: bool = False)
 
 
 def run(arguments: list[str]) -> int:
+    """Runs the fuzzer with command-line arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", action="append", choices=KINDS, help="may be repeated; all if not given")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--runs", type=int, default=100, help="inputs of each kind")
     parser.add_argument("--strict", action="store_true")
-    given = parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
 
-    kinds, began = given.kind or list(KINDS), time.monotonic()
-    found = fuzz(kinds, range(given.seed, given.seed + given.runs), strict=given.strict, verbose=given.runs == 1)
-    refused = Counter({kind: number for (kind, fault), number in found.items() if fault == REFUSED})
-    print(f"refused, of {given.runs} each: {', '.join(f'{kind} {refused[kind]}' for kind in kinds)}")
-    faults = found.total() - refused.total()
-    print(f"{given.runs * len(kinds)} inputs in {time.monotonic() - began:.0f} s: {faults} at fault")
+    kinds, began = parsed.kind or list(KINDS), time.monotonic()
+    fault_counts = fuzz(
+        kinds, range(parsed.seed, parsed.seed + parsed.runs), strict=parsed.strict, verbose=parsed.runs == 1
+    )
+    refused = Counter({kind: number for (kind, fault), number in fault_counts.items() if fault == REFUSED})
+    print(f"refused, of {parsed.runs} each: {', '.join(f'{kind} {refused[kind]}' for kind in kinds)}")
+    faults = fault_counts.total() - refused.total()
+    print(f"{parsed.runs * len(kinds)} inputs in {time.monotonic() - began:.0f} s: {faults} at fault")
     return 1 if faults else 0
 
 

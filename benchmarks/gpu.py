@@ -36,11 +36,11 @@ from llmviewer.measuring.triton_backend import TritonBackend, check_case
 
 _MODEL = "llama-3.1-8b"
 _PARTS = ["check", "step", "time"]
-_AT_ONCE = 8  # processes that check
+_NUM_PROCESSES = 8  # processes that check
 _LIMIT_S = {"check": 240, "step": 150, "time": 90}  # of a process
 _WRONG = 3  # what a process ends with that found something wrong and said what
 _BRIEF_S = 0.1  # of a timing
-_TURNS = 3
+_NUM_REPEATS = 3
 _MEMORY = 16e9  # bytes of the tensors of a launch, at most
 _COPIED = 2**30
 _STEPS = (  # model, sequences, tokens of each
@@ -109,11 +109,11 @@ def stepped(number: int) -> Iterator[str]:
 
     model, batch, kv_len = _STEPS[number]
     step, clock = decode_step(model, batch=batch, kv_len=kv_len), GpuClock()
-    wanted = [output.clone() for output in step()]
+    launch_outputs = [output.clone() for output in step()]
     graph = step.capture()
     graph.replay()
     torch.cuda.synchronize()
-    same = all(torch.equal(ours, launched) for ours, launched in zip(step.plan.outputs, wanted, strict=True))
+    same = all(torch.equal(ours, launched) for ours, launched in zip(step.plan.outputs, launch_outputs, strict=True))
     seconds = settled(clock.sampler([graph.replay]), _BRIEF_S).median
     share = step.nbytes / seconds / _copy(clock)
     yield f"decode step of {model}, batch {batch}, kv_len {kv_len}: {seconds * 1e3:.3f} ms, {share:.2f} of copy"
@@ -126,7 +126,7 @@ def timed(number: int) -> Iterator[str]:
     """
     problem, clock = _problem(number), GpuClock()
     copy, ops = _copy(clock), _ops(problem)
-    found: list[tuple[float, str]] = []
+    times_by_name: list[tuple[float, str]] = []
     best: dict[str, tuple[float, str, Callable[[], TimingSample]]] = {}
 
     def line(seconds: float, name: str) -> str:
@@ -134,27 +134,27 @@ def timed(number: int) -> Iterator[str]:
         return f"  {seconds * 1e6:9.1f} us {ops / seconds / 1e12:6.0f} TOP/s {rate / copy:5.2f} of copy  {name}"
 
     def fastest() -> list[str]:
-        return ["the fastest first:", *(line(*one) for one in sorted(found))]
+        return ["the fastest first:", *(line(*one) for one in sorted(times_by_name))]
 
     yield f"{problem.family} {problem.dtype} {' '.join(f'{name}={size}' for name, size in problem.sizes)}"
-    for whose, name, make in _ways(problem):
+    for origin, name, make in _ways(problem):
         print(name, file=sys.stderr, flush=True)
         try:
             sample = clock.sampler(make())
-            found.append((settled(sample, _BRIEF_S).median, name))
+            times_by_name.append((settled(sample, _BRIEF_S).median, name))
         except Exception as error:  # the others are timed, too
             yield f"  {name}: {(str(error) or type(error).__name__).strip().splitlines()[0]}"
             if breaks(error):
                 yield from fastest()
                 raise
         else:
-            yield line(*found[-1])
-            best[whose] = min(best.get(whose, (inf,)), (*found[-1], sample))
+            yield line(*times_by_name[-1])
+            best[origin] = min(best.get(origin, (inf,)), (*times_by_name[-1], sample))
     yield from fastest()
     if len(best) > 1:  # whose ratios are not to follow what clocks did meanwhile
-        yield f"the fastest of each, in turn, the median of {_TURNS}:"
-        turns = [[settled(sample, _BRIEF_S).median for _, _, sample in best.values()] for _ in range(_TURNS)]
-        for (_, name, _), times in zip(best.values(), zip(*turns, strict=True), strict=True):
+        yield f"the fastest of each, in turn, the median of {_NUM_REPEATS}:"
+        medians = [[settled(sample, _BRIEF_S).median for _, _, sample in best.values()] for _ in range(_NUM_REPEATS)]
+        for (_, name, _), times in zip(best.values(), zip(*medians, strict=True), strict=True):
             yield line(median(times), name)
 
 
@@ -174,12 +174,12 @@ def _ways(problem: Problem) -> Iterator[tuple[str, str, Callable[[], Sequence[Ca
 
 
 def _problem(number: int) -> Problem:
-    wanted = dict(_TIMED[number])
-    family, dtype, kv_dtype = wanted.pop("family"), wanted.pop("dtype"), wanted.pop("kv_dtype", None)
+    sizes = dict(_TIMED[number])
+    family, dtype, kv_dtype = sizes.pop("family"), sizes.pop("dtype"), sizes.pop("kv_dtype", None)
     return next(
         one
         for one in problems([_MODEL], [str(dtype)])
-        if one.family == family and kv_dtype in (None, one.kv_dtype) and wanted.items() <= dict(one.sizes).items()
+        if one.family == family and kv_dtype in (None, one.kv_dtype) and sizes.items() <= dict(one.sizes).items()
     )
 
 
@@ -187,8 +187,8 @@ def _ops(problem: Problem) -> float:
     sizes = dict(problem.sizes)
     if problem.family == "gemm":
         return 2.0 * sizes["M"] * sizes["N"] * sizes["K"]
-    seen = (sizes["q_len"] + 1) / 2 * sizes["q_len"] if "q_len" in sizes else sizes["kv_len"]
-    return 2.0 * sizes["batch"] * sizes["q_heads"] * (sizes["head_dim"] + sizes["v_head_dim"]) * seen
+    keys_per_sequence = (sizes["q_len"] + 1) / 2 * sizes["q_len"] if "q_len" in sizes else sizes["kv_len"]
+    return 2.0 * sizes["batch"] * sizes["q_heads"] * (sizes["head_dim"] + sizes["v_head_dim"]) * keys_per_sequence
 
 
 def _copy(clock: GpuClock) -> float:
@@ -203,14 +203,14 @@ def _process(*arguments: str) -> int:
     """A part in a process of its own, which prints what it finds at once; 0 where all is well."""
     limit_s = _LIMIT_S[arguments[0]]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, __file__, *arguments], stderr=subprocess.PIPE, timeout=limit_s, check=False
         )
-        code, said, how = done.returncode, done.stderr, f"ended by {done.returncode}"
+        code, stderr, how = process.returncode, process.stderr, f"ended by {process.returncode}"
     except subprocess.TimeoutExpired as error:
-        code, said, how = 1, error.stderr or b"", f"took more than {limit_s} s"
+        code, stderr, how = 1, error.stderr or b"", f"took more than {limit_s} s"
     if code not in (0, _WRONG):
-        last = said.decode(errors="replace").strip().splitlines()[-1:]  # nothing, of a child that was killed at once
+        last = stderr.decode(errors="replace").strip().splitlines()[-1:]  # nothing, of a child that was killed at once
         print(": ".join((" ".join(arguments), how, *last)), flush=True)
     return code
 
@@ -224,6 +224,7 @@ def _show(lines: Iterable[str]) -> int:
 
 
 def main(arguments: list[str]) -> int:
+    """Runs one check, step or timing by its arguments; without them, all parts in processes of their own."""
     match arguments:
         case ["check", name] if name in kernel_names():
             if _show(check(name)):
@@ -246,7 +247,7 @@ def main(arguments: list[str]) -> int:
         sys.exit("there is no GPU that torch can use")
     failed = False
     if "check" in parts:
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        with ThreadPoolExecutor(_NUM_PROCESSES) as pool:
             failed |= any([*pool.map(partial(_process, "check"), kernel_names())])
     for part, every in (("step", _STEPS), ("time", _TIMED)):
         if part in parts:

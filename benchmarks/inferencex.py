@@ -21,14 +21,14 @@ if __name__ == "__main__":  # or the path of who imports it would change
 from tests.inferencex import DRAFTED, ROWS, Drafts, Found, drafts, found  # noqa: E402
 
 _PAGE = ROOT / "docs" / "inferencex.md"
-_SHOWN = (  # model, device, engine, layout, format; prompts and answers of 1024
+_PICTURED = (  # model, device, engine, layout, format; prompts and answers of 1024
     ("gpt-oss-120b", "h100-sxm", "vllm", "tp=4", "4 bits"), ("gpt-oss-120b", "b200", "vllm", "tp=2", "4 bits"),
     ("deepseek-r1", "h200-sxm", "tensorrt-llm", "tp=8", "8 bits"),
     ("deepseek-r1", "b200", "tensorrt-llm", "tp=8", "4 bits"),
     ("deepseek-r1", "mi355x", "atom", "tp=8", "8 bits"), ("deepseek-r1", "mi300x", "sglang", "tp=8", "8 bits"),
 )  # fmt: skip
 _LENGTH, _WIDTH, _HEIGHT = "1024", 1200, 640  # tokens, px, px
-_MANY = 32  # requests in flight
+_MIN_LARGE_CONCURRENCY = 32  # requests in flight
 _FLIGHT = (4, 8, 16, 32, 64, 128, 256)
 _TITLES = {"deepseek-r1": "DeepSeek-R1", "gpt-oss-120b": "gpt-oss 120B"}
 _INTRO = """# Against InferenceX
@@ -65,7 +65,7 @@ By requests in flight, medians of expected over measured:
 | model | device | engine | format | {flight} |
 |---|---|---|---|{rules}|
 """
-_APART = """
+_DISAGGREGATED = """
 ## Disaggregated servers: decode steps
 
 Other devices prefill, so that a step only decodes. The decode batch follows from the published throughput and TPOT
@@ -120,45 +120,47 @@ _WEAK = """
 
 
 def main() -> None:
+    """Writes the page on published serving results and its picture."""
     with multiprocessing.Pool() as pool:
         ratios = pool.map(found, ROWS, chunksize=8)
-        known = pool.map(drafts, DRAFTED, chunksize=8)
-    both = list(zip(ROWS, ratios, strict=True))
-    together = [one for one in both if not one[0]["decoding"]]
-    apart = [one for one in both if one[0]["decoding"]]
-    (half, quarter), (half_apart, quarter_apart) = (_near(each) for each in (together, apart))
+        draft_results = pool.map(drafts, DRAFTED, chunksize=8)
+    results = list(zip(ROWS, ratios, strict=True))
+    colocated = [one for one in results if not one[0]["decoding"]]
+    disaggregated = [one for one in results if one[0]["decoding"]]
+    (half, quarter), (half_apart, quarter_apart) = (_near(each) for each in (colocated, disaggregated))
     models = (
         f"- {title}: {sum(row['model'] == name for row in ROWS)} results on {_devices(name)}"
         for name, title in _TITLES.items()
     )
     page = _INTRO.format(
-        count=len(ROWS), models="\n".join(models), closest=max(each.served[0] for _, each in both), half=half,
+        count=len(ROWS), models="\n".join(models), closest=max(each.served[0] for _, each in results), half=half,
         quarter=quarter, half_apart=half_apart, quarter_apart=quarter_apart,
     )  # fmt: skip
-    groups = grouped(together, ("model", "device", "engine", "format"))
+    groups = grouped(colocated, ("model", "device", "engine", "format"))
     page += _lines([*_named(key), *cells(ratios, steps=True)] for key, ratios in groups.items())
     page += _FLIGHTS.format(flight=" | ".join(map(str, _FLIGHT)), rules="|".join(["---"] * len(_FLIGHT)))
-    page += _lines([*_named(key), *_by_flight(together, key)] for key in groups)
-    page += _APART
-    groups = grouped(apart, ("device", "engine", "format", "kind"))
+    page += _lines([*_named(key), *_by_flight(colocated, key)] for key in groups)
+    page += _DISAGGREGATED
+    groups = grouped(disaggregated, ("device", "engine", "format", "kind"))
     page += _lines([*_named(key), *cells(ratios)] for key, ratios in groups.items())
-    page += _DRAFTS.format(count=len(DRAFTED)) + _lines(_with_drafts(known)) + _DRAFTED
+    page += _DRAFTS.format(count=len(DRAFTED)) + _lines(_with_drafts(draft_results)) + _DRAFTED
     _PAGE.write_text(page + _WEAK, encoding="utf-8")
-    picture(together, _PAGE.with_suffix(".png"))
+    picture(colocated, _PAGE.with_suffix(".png"))
 
 
 def key_of(row: Mapping[str, str], names: Sequence[str]) -> tuple[str, ...]:
     """The key of a table row: the values of `names` in a row of the data."""
-    said = {
+    values = {
         **row, "format": "4 bits" if "fp4" in row["quant"] or row["model"] == "gpt-oss-120b" else "8 bits",
         "kind": row["layout"].partition("=")[0] or "tp",
     }  # fmt: skip
-    return tuple(said[name] for name in names)
+    return tuple(values[name] for name in names)
 
 
 def grouped(
     results: Iterable[tuple[Mapping[str, str], Found]], names: Sequence[str]
 ) -> dict[tuple[str, ...], list[Found]]:
+    """Results by the values of `names` in their rows."""
     groups = defaultdict(list)
     for row, ratios in results:
         groups[key_of(row, names)].append(ratios)
@@ -174,26 +176,28 @@ def cells(ratios: Sequence[Found], *, steps: bool = False) -> list[str]:
 
 
 def _by_flight(results: Iterable[tuple[Mapping[str, str], Found]], key: tuple[str, ...]) -> list[str]:
-    own: dict[int, list[float]] = defaultdict(list)
+    ratios_by_flight: dict[int, list[float]] = defaultdict(list)
     for row, ratios in results:
         if key_of(row, ("model", "device", "engine", "format")) == key:
-            own[int(row["concurrency"])].append(ratios.served[1])
-    return [f"{median(own[count]):.2f}" if own[count] else "" for count in _FLIGHT]
+            ratios_by_flight[int(row["concurrency"])].append(ratios.served[1])
+    return [f"{median(ratios_by_flight[count]):.2f}" if ratios_by_flight[count] else "" for count in _FLIGHT]
 
 
 def _named(key: Iterable[str]) -> list[str]:
     return [_TITLES.get(name, f"`{name}`" if name.islower() and " " not in name else name) for name in key]
 
 
-def _with_drafts(known: Sequence[Drafts]) -> Iterator[list[str]]:
+def _with_drafts(draft_results: Sequence[Drafts]) -> Iterator[list[str]]:
     groups: dict[tuple[str, ...], list[tuple[int, Drafts]]] = defaultdict(list)
-    for row, each in zip(DRAFTED, known, strict=True):
+    for row, each in zip(DRAFTED, draft_results, strict=True):
         groups[key_of(row, ("device", "engine", "format", "drafted"))].append((int(row["concurrency"]), each))
-    for key, own in groups.items():
-        sides = ([each for count, each in own if (count >= _MANY) == many] for many in (False, True))
+    for key, group in groups.items():
+        sides = (
+            [each for count, each in group if (count >= _MIN_LARGE_CONCURRENCY) == large] for large in (False, True)
+        )
         tokens = [f"{median(each.tokens for each in side):.2f}" for side in sides]
-        times = [f"{median(getattr(each, name) for _, each in own):.2f}" for name in ("sooner", "longer")]
-        yield [*_named(key), str(len(own)), *times, *tokens]
+        times = [f"{median(getattr(each, name) for _, each in group):.2f}" for name in ("sooner", "longer")]
+        yield [*_named(key), str(len(group)), *times, *tokens]
 
 
 def picture(results: Sequence[tuple[Mapping[str, str], Found]], file: Path) -> None:
@@ -204,25 +208,25 @@ def picture(results: Sequence[tuple[Mapping[str, str], Found]], file: Path) -> N
     from llmviewer.reports.tables import digits
     from llmviewer.webapp.screenshots import browsing, shrink
 
-    names = [f"{_TITLES[model]}, {device} {layout}, {engine}" for model, device, engine, layout, _ in _SHOWN]
+    names = [f"{_TITLES[model]}, {device} {layout}, {engine}" for model, device, engine, layout, _ in _PICTURED]
     chart = make_subplots(rows=2, cols=3, subplot_titles=names, horizontal_spacing=0.07, vertical_spacing=0.17)
     styles = {
         "measured": (None, {"mode": "markers", "marker": {"color": INK, "size": 9}}),
         "expected": (1, {"mode": "lines+markers", "line": {"color": BLUE, "width": 2}, "marker": {"size": 5}}),
         "at the bound": (0, {"mode": "lines", "line": {"color": VERMILLION, "width": 1.5, "dash": "dash"}}),
     }  # fmt: skip
-    for place, wanted in enumerate(_SHOWN):
-        own = [
+    for place, key in enumerate(_PICTURED):
+        panel_results = [
             (row, each)
             for row, each in results
-            if key_of(row, ("model", "device", "engine", "layout", "format")) == wanted
+            if key_of(row, ("model", "device", "engine", "layout", "format")) == key
             and row["prompt"] == row["gen"] == _LENGTH
         ]
-        own.sort(key=lambda one: int(one[0]["concurrency"]))
+        panel_results.sort(key=lambda one: int(one[0]["concurrency"]))
         cell = {"row": place // 3 + 1, "col": place % 3 + 1}
         speeds, served = [], []
         for name, (side, style) in styles.items():
-            x, y = zip(*(_point(row, each, side) for row, each in own), strict=True)
+            x, y = zip(*(_point(row, each, side) for row, each in panel_results), strict=True)
             chart.add_scatter(x=x, y=y, name=name, legendgroup=name, showlegend=not place, **cell, **style)
             speeds.extend(x)
             served.extend(y)

@@ -32,6 +32,7 @@ _TOLERANCE = 2.0  # factor on the limits
 
 
 def main() -> int:
+    """Times plans, a choice and advice; 1 if one is above its limit with --check."""
     search = partial(plan, rate=4, ttft=0.5, tpot=0.03, hardware=_DEVICES)
     missed = []
     for model, limit_s in _PLAN_LIMITS_S.items():

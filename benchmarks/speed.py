@@ -45,12 +45,13 @@ SWEEP_LIMIT_S = 1.0
 SIMULATE_LIMIT = 16.0  # times ten million additions; evaluated step by step, without tables, it took 33
 EXPECT_LIMITS = {"gemm": 700, "attention_prefill": 400, "attention_decode": 600}  # times logarithm and exponential
 MEMORY_LIMIT = 2e9  # B
-_TOLD = 5  # slowest models
+_NUM_SLOWEST = 5  # slowest models
 _MODEL, _DEVICE = "llama-2-7b", "rtx-a6000"
 _LONGEST = "kimi-k3"
 
 
 def main() -> int:
+    """Times start-up, analyses, sweeps, simulations and expectations; 1 if one is above its limit with --check."""
     numpy_s, ratios = start_up()
     extracted = extractions()
     slowest, slowest_s = extracted[0]
@@ -61,14 +62,14 @@ def main() -> int:
     print(f"analysis  {fastest(lambda: llmviewer.analyze(_MODEL, _DEVICE, prompt=2048), times=20) * 1e3:.1f} ms")
     new_s, again_s = analyses_again()
     print(f"again     {_LONGEST} {new_s * 1e3:.0f} ms, another batch {again_s * 1e3:.0f} ms, {again_s / new_s:.2f}x")
-    told = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in extracted[:_TOLD])
-    print(f"extract   {len(extracted)} models, the slowest {slowest_s / numpy_s:.2f}x of importing numpy: {told}")
+    summary = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in extracted[:_NUM_SLOWEST])
+    print(f"extract   {len(extracted)} models, the slowest {slowest_s / numpy_s:.2f}x of importing numpy: {summary}")
     rate = points / sweep_s / 1e6
     simulate_s, additions_s = simulation()
     print(f"simulate  10,000 requests in {simulate_s:.2f} s, {simulate_s / additions_s:.1f}x of ten million additions")
     print(f"sweep     {points} points in {sweep_s:.2f} s on one core, {rate:.1f} M/s; {peak / 1e9:.2f} GB")
-    told = ", ".join(f"{name} {rate / 1e6:.2f} M/s ({ratio:.0f}x)" for name, (rate, ratio) in rates.items())
-    print(f"expect    {told} of one core")
+    summary = ", ".join(f"{name} {rate / 1e6:.2f} M/s ({ratio:.0f}x)" for name, (rate, ratio) in rates.items())
+    print(f"expect    {summary} of one core")
     missed = [
         f"{name} takes {ratio:.2f}x of importing numpy, above {START_LIMITS[name]}x"
         for name, ratio in ratios.items()
@@ -104,7 +105,7 @@ def start_up(rounds: int = 15) -> tuple[float, dict[str, float]]:
         "start": [*llm, "--help"],
         "analyze": [*llm, "analyze", _MODEL, _DEVICE, "--prompt", "2048"],
     }
-    taken: dict[str, list[float]] = {name: [] for name in commands}
+    times_s: dict[str, list[float]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory() as compiled:
         # A user's second run: bytecode is there, even where the environment forbids to write any beside the sources.
         environment = {**os.environ, "PYTHONPYCACHEPREFIX": compiled}
@@ -114,10 +115,11 @@ def start_up(rounds: int = 15) -> tuple[float, dict[str, float]]:
             for name, command in commands.items():
                 start = time.perf_counter()
                 subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
-                taken[name].append(time.perf_counter() - start)
-    numpy = taken.pop("numpy")
+                times_s[name].append(time.perf_counter() - start)
+    numpy = times_s.pop("numpy")
     ratios = {
-        name: median(own / beside for own, beside in zip(each, numpy, strict=True)) for name, each in taken.items()
+        name: median(process_s / numpy_s for process_s, numpy_s in zip(each, numpy, strict=True))
+        for name, each in times_s.items()
     }
     return min(numpy), ratios
 
@@ -125,21 +127,21 @@ def start_up(rounds: int = 15) -> tuple[float, dict[str, float]]:
 def extractions() -> list[tuple[str, float]]:
     """Models with the seconds that their graphs take, the slowest first."""
     files = {name: str(data_dir("models") / f"{name}.yaml") for name in model_names()}  # models by name are kept
-    taken = {name: fastest(partial(load_model, file), times=3) for name, file in files.items()}
-    return sorted(taken.items(), key=itemgetter(1), reverse=True)
+    times_s = {name: fastest(partial(load_model, file), times=3) for name, file in files.items()}
+    return sorted(times_s.items(), key=itemgetter(1), reverse=True)
 
 
 def analyses_again(times: int = 3) -> tuple[float, float]:
     """CPU time of the fastest analysis with new graphs, and of another batch with the same graphs. [s]"""
-    new, again = [], []
+    new, repeated_s = [], []
     for capacity in range(100, 100 + times):
-        for batch, spent in ((1, new), (2, again)):
+        for batch, spent in ((1, new), (2, repeated_s)):
             start = time.process_time()
             changes = [f"memory.capacity={capacity} GB"]
-            found = llmviewer.analyze(_LONGEST, "h200-sxm", batch=batch, layout="tp=8", hardware_set=changes)
-            _ = [phase.advice for _, phase in found.phases]  # which is worked out when it is asked for
+            analysis = llmviewer.analyze(_LONGEST, "h200-sxm", batch=batch, layout="tp=8", hardware_set=changes)
+            _ = [phase.advice for _, phase in analysis.phases]  # which is worked out when it is asked for
             spent.append(time.process_time() - start)
-    return min(new), min(again)
+    return min(new), min(repeated_s)
 
 
 def simulation(times: int = 3) -> tuple[float, float]:
@@ -157,6 +159,7 @@ def simulation(times: int = 3) -> tuple[float, float]:
 
 
 def million_points() -> tuple[int, float]:
+    """Points of a sweep over precisions, batches and prompts, and its fastest time. [s]"""
     over = {
         "quant": ["W16A16", "W8A16", "W4A16g128", "W8A8", "W8A8KV8"],
         "batch": list(range(1, 201)),
@@ -166,13 +169,13 @@ def million_points() -> tuple[int, float]:
     return points, fastest(lambda: llmviewer.sweep(_MODEL, _DEVICE, over), times=3)
 
 
-def expectations(kernels: int = 100_000, together: int = 2048) -> dict[str, tuple[float, float]]:
+def expectations(kernels: int = 100_000, chunk: int = 2048) -> dict[str, tuple[float, float]]:
     """Of an H100, by family, as many at a time as stay in a core's cache: how many a second, and how much longer they
     take than logarithms and exponentials of as many numbers.
     """
     random = np.random.default_rng(0)
     attention = {"q_heads": 32, "kv_heads": 8, "head_dim": 128, "v_head_dim": 128}
-    asked = {
+    families = {
         "gemm": ("vllm", "bf16", "", {"M": (1, 8192), "N": (256, 20000), "K": (256, 20000)}),
         "attention_prefill": (
             "vllm",
@@ -186,7 +189,7 @@ def expectations(kernels: int = 100_000, together: int = 2048) -> dict[str, tupl
         "collectives": ("nccl", "fp16", "", {"num_gpus": 8, "bytes": (1, 10**8)}),
     }
     device, rates, numbers = find_device("h100-sxm"), {}, random.uniform(1, 1e6, kernels)
-    for name, (library, dtype, kv_dtype, ranges) in asked.items():
+    for name, (library, dtype, kv_dtype, ranges) in families.items():
         family = FAMILIES[name]
         columns = {
             key: random.integers(*ends, kernels) if isinstance(ends, tuple) else np.full(kernels, ends)
@@ -202,11 +205,11 @@ def expectations(kernels: int = 100_000, together: int = 2048) -> dict[str, tupl
         spent, ratios = [], []
         for _ in range(5):
             start = time.process_time()
-            for i in range(0, kernels, together):
-                np.exp(np.log(numbers[i : i + together]))
+            for i in range(0, kernels, chunk):
+                np.exp(np.log(numbers[i : i + chunk]))
             between = time.process_time()
-            for i in range(0, kernels, together):
-                part = {key: column[i : i + together].astype(float) for key, column in columns.items()}
+            for i in range(0, kernels, chunk):
+                part = {key: column[i : i + chunk].astype(float) for key, column in columns.items()}
                 estimator.expect(part)
             spent.append(time.process_time() - between)
             ratios.append(spent[-1] / (between - start))

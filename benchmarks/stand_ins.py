@@ -68,34 +68,35 @@ TITLE = "## Stand-ins"
 NEXT = "## Fifty rows, and thousands"
 ALIKE = ("elementwise", "collectives")  # whose kernels libraries share
 ROWS = 500  # of a stack
-LEAST = 40
+MIN_ROWS = 40
 FEWER = 10  # of operators without a kernel
 IMPLEMENTATIONS = 6  # from which a class of one data type or kind of attention has an error of its own
 NINTH = 9
 _GROWING = {"gemm": "M", "moe": "tokens", "attention_decode": "kv_len", "attention_prefill": "q_len"}
 _KINDS = {"scan": "scan", "conv": "conv", "mhc": "hyper_connection"}  # of operators, by the first word of operations
 Times = tuple[np.ndarray, np.ndarray]  # expected and measured [s]
-_Kept = Callable[[KernelFit], bool]
+_FitFilter = Callable[[KernelFit], bool]
 
 
 def main() -> None:
+    """Writes the errors of stand-ins for missing fits, from the measurements in a folder."""
     folder = Path(sys.argv[1])
     tables = [folder / f"{name}.parquet" for name in FAMILIES if name not in ALIKE]
     groups = [rows for path in tables for rows in measured(path)]
     errors: dict[str, dict[str, dict[str, object]]] = defaultdict(lambda: defaultdict(dict))
     experts = [rows for rows in groups if rows.family.name == "moe"]
-    found = classes(groups, shipped()) | beyond(groups) | traffic(folder, experts)
-    for (family, which, part), error in found.items():
-        errors[family][which][part] = plain_error(error)
+    class_errors = classes(groups, shipped()) | beyond(groups) | traffic(folder, experts)
+    for (family, source, part), error in class_errors.items():
+        errors[family][source][part] = plain_error(error)
     about = "Errors of stand-ins: python benchmarks/stand_ins.py, from the measurements that the profiles name.\n"
-    plain = {family: dict(found) for family, found in errors.items()}
+    plain = {family: dict(class_errors) for family, class_errors in errors.items()}
     text = yaml.safe_dump({"errors": plain}, sort_keys=False, width=120, default_flow_style=None)
     (FOLDER / STAND_INS).write_text(f"# {about}{text}", encoding="utf-8")
     subprocess.run([sys.executable, "-m", "llmviewer.expectation.index"], check=True, cwd=ROOT)
     page = PAGE.read_text(encoding="utf-8")
     before, _, after = page.partition(TITLE if TITLE in page else NEXT)
     after = after[after.index("\n## ") + 1 :] if TITLE in page else NEXT + after
-    PAGE.write_text(before + "\n".join(section(found)) + after, encoding="utf-8")
+    PAGE.write_text(before + "\n".join(section(class_errors)) + after, encoding="utf-8")
 
 
 def section(errors: Mapping[tuple[str, str, str], Error]) -> list[str]:
@@ -114,9 +115,9 @@ def section(errors: Mapping[tuple[str, str, str], Error]) -> list[str]:
         "| family | source | median error, % | 10 to 90 % | in 80 %, % |",
         "|---|---|---|---|---|",
     ]
-    for (family, which, part), error in errors.items():
-        if part == "all" and which != NO_KERNEL:
-            lines.append(f"| {family} | {which} | {_shown(error)} |")
+    for (family, source, part), error in errors.items():
+        if part == "all" and source != NO_KERNEL:
+            lines.append(f"| {family} | {source} | {_error_text(error)} |")
     lines += [
         "",
         "Operators without any measured kernel are expected from memory traffic alone: as an addition of as many",
@@ -127,13 +128,13 @@ def section(errors: Mapping[tuple[str, str, str], Error]) -> list[str]:
         "| operator | factor | median error, % | 10 to 90 % | in 80 %, % |",
         "|---|---|---|---|---|",
     ]
-    for (_, which, part), error in errors.items():
-        if which == NO_KERNEL:
-            lines.append(f"| {'any other' if part == 'all' else part} | {error.scale:.2f} | {_shown(error)} |")
+    for (_, source, part), error in errors.items():
+        if source == NO_KERNEL:
+            lines.append(f"| {'any other' if part == 'all' else part} | {error.scale:.2f} | {_error_text(error)} |")
     return [*lines, "", ""]
 
 
-def _shown(error: Error) -> str:
+def _error_text(error: Error) -> str:
     low, high = error.long
     return f"{100 * error.median:.0f} | {low:.2f} to {high:.2f} | {100 * error.covered:.0f}"
 
@@ -141,68 +142,70 @@ def _shown(error: Error) -> str:
 def measured(path: Path) -> Iterator[MeasuredRows]:
     """The stacks of a table, each with so few rows that all count alike."""
     for rows in read(path).rows:
-        kept = np.flatnonzero(rows.timed & rows.family.fittable(rows.shapes))
-        if len(kept) >= LEAST:
-            yield rows.take(np.sort(np.random.default_rng(0).permutation(kept)[:ROWS]))
+        fittable = np.flatnonzero(rows.timed & rows.family.fittable(rows.shapes))
+        if len(fittable) >= MIN_ROWS:
+            yield rows.take(np.sort(np.random.default_rng(0).permutation(fittable)[:ROWS]))
 
 
 def classes(groups: Sequence[MeasuredRows], fits: Sequence[KernelFit]) -> dict[tuple[str, str, str], Error]:
     """The error of each class of stand-ins, by family and by data type or kind of attention."""
-    found: dict[tuple[str, str, str], list[Times]] = defaultdict(list)
+    times_of_class: dict[tuple[str, str, str], list[Times]] = defaultdict(list)
     for rows in groups:
-        seen = set()
+        sources = set()
         for left_out in without(rows, [e for e in fits if e.family == rows.family.name]):
             try:
                 choice = select_fits(rows.family.name, rows.device, rows.implementation, left_out)
             except InputError:
                 continue
-            which = source_class(choice.fits[0], rows.device, rows.implementation)
-            if which in seen:
+            source = source_class(choice.fits[0], rows.device, rows.implementation)
+            if source in sources:
                 continue
-            seen.add(which)
+            sources.add(source)
             expected = expect(rows.family.name, rows.shapes, rows.device, rows.implementation, left_out).expected
             for part in ("all", rows.implementation.attention_kind or rows.implementation.dtype):
-                found[rows.family.name, which, part].append((expected, rows.measured))
+                times_of_class[rows.family.name, source, part].append((expected, rows.measured))
         other = [replace(e, implementation=rows.implementation) for e in fits if _of_another_cache(e, rows)]
         if other:
             expected = expect(rows.family.name, rows.shapes, rows.device, rows.implementation, other).expected
-            found[rows.family.name, ANOTHER_TYPE, "all"].append((expected, rows.measured))
+            times_of_class[rows.family.name, ANOTHER_TYPE, "all"].append((expected, rows.measured))
     return {
         key: pooled(times)
-        for key, times in sorted(found.items())
+        for key, times in sorted(times_of_class.items())
         if "another" in key[1] and not key[1].startswith(OTHER_VENDORS) and len(times) >= IMPLEMENTATIONS
     }
 
 
 def beyond(groups: Sequence[MeasuredRows]) -> dict[tuple[str, str, str], Error]:
     """The error of sizes beyond those that a kernel was fitted to, by family."""
-    found: dict[str, list[Times]] = defaultdict(list)
+    times_of_family: dict[str, list[Times]] = defaultdict(list)
     for family in dict.fromkeys(rows.family.name for rows in groups):
         for rows in [rows for rows in groups if rows.family.name == family and len(rows) == ROWS][::NINTH]:
             sizes = rows.shapes[_GROWING[family]]
-            most = np.quantile(sizes, 0.6)
-            kept, further = (rows.take(np.flatnonzero(chosen)) for chosen in (sizes <= most, sizes >= 2 * most))
-            kernel_fit = fit_kernel(kept)
-            if kernel_fit and len(further) >= LEAST:
+            size_limit = np.quantile(sizes, 0.6)
+            fitted_rows, larger_rows = (
+                rows.take(np.flatnonzero(chosen)) for chosen in (sizes <= size_limit, sizes >= 2 * size_limit)
+            )
+            kernel_fit = fit_kernel(fitted_rows)
+            if kernel_fit and len(larger_rows) >= MIN_ROWS:
                 choice = FitSelection(fits=(kernel_fit,), error=kernel_fit.held_out, source="")
-                made = Estimator(selection=choice, device=rows.device, implementation=rows.implementation).expect(
-                    further.shapes
-                )
-                found[family].append((made.expected, further.measured))
-    return {(family, BEYOND_SIZES, "all"): pooled(times) for family, times in found.items()}
+                expectation = Estimator(
+                    selection=choice, device=rows.device, implementation=rows.implementation
+                ).expect(larger_rows.shapes)
+                times_of_family[family].append((expectation.expected, larger_rows.measured))
+    return {(family, BEYOND_SIZES, "all"): pooled(times) for family, times in times_of_family.items()}
 
 
 def _of_another_cache(kernel_fit: KernelFit, rows: MeasuredRows) -> bool:
-    own, other = rows.implementation, kernel_fit.implementation
+    implementation, other = rows.implementation, kernel_fit.implementation
     alike = (kernel_fit.family, kernel_fit.device) == (rows.family.name, rows.device.name)
-    return alike and own != other == replace(own, kv_dtype=other.kv_dtype)
+    return alike and implementation != other == replace(implementation, kv_dtype=other.kv_dtype)
 
 
 def traffic(folder: Path, experts: Sequence[MeasuredRows]) -> dict[tuple[str, str, str], Error]:
     """The error of operators of which only memory traffic and bounds are known, by kind."""
-    found: dict[str, list[Times]] = defaultdict(list)
+    times_of_kind: dict[str, list[Times]] = defaultdict(list)
     for rows in experts:
-        found["experts"].append((_added(rows.device, _moved(rows), rows.shapes["tokens"]), rows.measured))
+        times_of_kind["experts"].append((_added(rows.device, _moved(rows), rows.shapes["tokens"]), rows.measured))
     for name in ("linear_attention", "mhc"):
         frame = pd.read_parquet(folder / f"{name}.parquet").query("stat != 'mean_eager'")
         labels = [label for label in ("family", "op", "gpu", "framework") if label in frame]
@@ -210,14 +213,14 @@ def traffic(folder: Path, experts: Sequence[MeasuredRows]) -> dict[tuple[str, st
             device, kind = find_device(label[-2]), _KINDS.get(label[-3].partition("_")[0], "")
             if not kind or len(group) < FEWER:
                 continue
-            own = group.sample(min(len(group), ROWS), random_state=0)
-            which = label[-3].rpartition("_")[2]
-            step = f" {which}" if which in ("step", "verify") else ""
-            seconds = own["bound_us"].to_numpy() * MICROSECOND
-            nbytes = np.maximum(own["bytes"].to_numpy(float), seconds * device.bandwidth)
-            tokens = own["tokens"] if name == "mhc" else own["batch"] * own["q_len"]
-            times = _added(device, nbytes, tokens.to_numpy(float)), own["time_us"].to_numpy() * MICROSECOND
-            found[kind + step].append(times)
+            sampled = group.sample(min(len(group), ROWS), random_state=0)
+            suffix = label[-3].rpartition("_")[2]
+            step = f" {suffix}" if suffix in ("step", "verify") else ""
+            seconds = sampled["bound_us"].to_numpy() * MICROSECOND
+            nbytes = np.maximum(sampled["bytes"].to_numpy(float), seconds * device.bandwidth)
+            tokens = sampled["tokens"] if name == "mhc" else sampled["batch"] * sampled["q_len"]
+            times = _added(device, nbytes, tokens.to_numpy(float)), sampled["time_us"].to_numpy() * MICROSECOND
+            times_of_kind[kind + step].append(times)
     for rows in measured(folder / "elementwise.parquet"):
         if not rows.implementation.kernel.endswith("add"):
             implementation = replace(
@@ -229,10 +232,14 @@ def traffic(folder: Path, experts: Sequence[MeasuredRows]) -> dict[tuple[str, st
                 .expect(rows.shapes)
                 .expected
             )
-            found[rows.implementation.kernel].append((times, rows.measured))
-    kinds = {"all": [_joined(own) for kind, own in found.items() if kind != "experts"]}
-    kinds |= {kind: own for kind, own in found.items() if kind.partition(" ")[0] in {"experts", *_KINDS.values()}}
-    return {("elementwise", NO_KERNEL, kind): scaled(own) for kind, own in sorted(kinds.items())}
+            times_of_kind[rows.implementation.kernel].append((times, rows.measured))
+    kinds = {"all": [_joined(sampled) for kind, sampled in times_of_kind.items() if kind != "experts"]}
+    kinds |= {
+        kind: sampled
+        for kind, sampled in times_of_kind.items()
+        if kind.partition(" ")[0] in {"experts", *_KINDS.values()}
+    }
+    return {("elementwise", NO_KERNEL, kind): scaled(sampled) for kind, sampled in sorted(kinds.items())}
 
 
 def _moved(rows: MeasuredRows) -> np.ndarray:
@@ -259,16 +266,18 @@ def scaled(times: Sequence[Times]) -> Error:
 
 def without(rows: MeasuredRows, fits: Sequence[KernelFit]) -> Iterator[list[KernelFit]]:
     """The entries that classes of stand-ins leave, nearer classes first."""
-    own = rows.implementation
-    devices: tuple[_Kept, ...] = (
+    implementation = rows.implementation
+    devices: tuple[_FitFilter, ...] = (
         lambda e: True,
         lambda e: e.device != rows.device.name,
         lambda e: e.device != rows.device.name and not is_sibling(e, rows.device),
     )
-    stacks: tuple[_Kept, ...] = (
-        lambda e: (e.implementation.library, e.implementation.kernel) != (own.library, own.kernel),
-        lambda e: e.implementation.library != own.library,
-        lambda e: not has_equal_cost_types(e, own),
+    stacks: tuple[_FitFilter, ...] = (
+        lambda e: (
+            (e.implementation.library, e.implementation.kernel) != (implementation.library, implementation.kernel)
+        ),
+        lambda e: e.implementation.library != implementation.library,
+        lambda e: not has_equal_cost_types(e, implementation),
     )
     for of_stack in stacks:
         for of_device in devices:
@@ -281,6 +290,7 @@ def _joined(times: Sequence[Times]) -> Times:
 
 
 def pooled(times: Sequence[Times]) -> Error:
+    """The error over several groups of times, each of which is a cluster."""
     expected, took = (np.concatenate([each[i] for each in times]) for i in (0, 1))
     return error_of(expected, took, np.repeat(np.arange(len(times)), [len(each[0]) for each in times]))
 

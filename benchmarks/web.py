@@ -35,25 +35,26 @@ CHANGE_LIMIT_S = 0.150
 PAINT_LIMIT_S = 2.0
 LARGE_MODEL_LIMIT_S = 0.100  # results of deepseek-v3 on a device
 HELP_LIMIT = 6.0  # *What would help* for deepseek-v3, over its results
-_ASKED = State(model="llama-3.1-70b", on=("h100-sxm", "l40s", "mi300x"))
+_STATE = State(model="llama-3.1-70b", on=("h100-sxm", "l40s", "mi300x"))
 _LARGE_MODEL = State(model="deepseek-v3", on=("h200-sxm",), tp=8)
 _QUANTS = ("W4A16g128", "W8A8", "fp8", "W8A8KV8", "nvfp4", "W3A16", "W4A16", "KV8", "W8A16", "W4A8")
 
 
 def main() -> int:
+    """Times changes, tabs and paints of the page; 1 if one is above its limit with --check."""
     create()
-    device_results(_ASKED)
-    batch_s = min(spent(device_results, replace(_ASKED, batch=batch)) for batch in range(2, 22))
-    quant_s = min(spent(device_results, replace(_ASKED, quant=quant)) for quant in _QUANTS)
+    device_results(_STATE)
+    batch_s = min(spent(device_results, replace(_STATE, batch=batch)) for batch in range(2, 22))
+    quant_s = min(spent(device_results, replace(_STATE, quant=quant)) for quant in _QUANTS)
     print(f"change    of the batch {batch_s * 1e3:.0f} ms, of the precision {quant_s * 1e3:.0f} ms")
     limits = [("a change", batch_s, CHANGE_LIMIT_S), ("a change", quant_s, CHANGE_LIMIT_S)]
-    several = replace(_ASKED, tab="sweeps", curves="precisions", quants=_QUANTS[:6])
-    looked_at = {name: (tab, _ASKED) for name, tab in TABS.items()}
+    several = replace(_STATE, tab="sweeps", curves="precisions", quants=_QUANTS[:6])
+    looked_at = {name: (tab, _STATE) for name, tab in TABS.items()}
     looked_at["sweeps of 6 precisions"] = looked_at["sweeps"][0], several
-    for name, (tab, asked) in looked_at.items():
-        tab_s = min(spent(shown, tab, asked) for _ in range(5))
+    for name, (tab, state) in looked_at.items():
+        tab_s = min(spent(draw_tab, tab, state) for _ in range(5))
         print(f"tab       {name} {tab_s * 1e3:.0f} ms")
-    steps_s = min(spent(stepped, replace(_ASKED, batch=batch)) for batch in (2, 3, 5, 6))
+    steps_s = min(spent(stepped, replace(_STATE, batch=batch)) for batch in (2, 3, 5, 6))
     print(f"tab       what would help {steps_s * 1e3:.0f} ms, after the numbers")
     device_results(_LARGE_MODEL)
     batches = range(2, 10)
@@ -71,25 +72,27 @@ def main() -> int:
             served_s = served(browser, url, times)
             print(f"served    until the new numbers {served_s * 1e3:.0f} ms of the server")
         limits += [("the first paint", first_s, PAINT_LIMIT_S), ("a change in a browser", served_s, CHANGE_LIMIT_S)]
-    missed = [f"{what} takes {s * 1e3:.0f} ms, above {limit * 1e3:.0f} ms" for what, s, limit in limits if s > limit]
+    missed = [f"{label} takes {s * 1e3:.0f} ms, above {limit * 1e3:.0f} ms" for label, s, limit in limits if s > limit]
     for line in missed:
         print(f"MISSED    {line}")
     return 1 if missed and "--check" in sys.argv else 0
 
 
-def spent(work: Any, *given: Any) -> float:
+def spent(work: Any, *arguments: Any) -> float:
     """CPU time. [s]"""
     start = time.process_time()
-    work(*given)
+    work(*arguments)
     return time.process_time() - start
 
 
-def shown(tab: Tab, asked: State) -> None:
-    tab.show(device_results(asked), asked).to_plotly_json()
+def draw_tab(tab: Tab, state: State) -> None:
+    """Draws a tab with the results of a state."""
+    tab.show(device_results(state), state).to_plotly_json()
 
 
-def stepped(asked: State) -> None:
-    changes.ranked_changes(device_results(asked), asked, with_techniques=False)
+def stepped(state: State) -> None:
+    """Ranks the changes of *What would help* for a state."""
+    changes.ranked_changes(device_results(state), state, with_techniques=False)
 
 
 @contextmanager
@@ -136,7 +139,7 @@ def served(browser: Browser, url: str, times: list[tuple[str, float]]) -> float:
     from llmviewer.webapp.screenshots import open_page, wait_until_loaded
 
     page = browser.new_page()
-    open_page(page, f"{url}{_ASKED.link}")
+    open_page(page, f"{url}{_STATE.link}")
     found = []
     for batch in range(30, 38):
         times.clear()

@@ -11,6 +11,7 @@ from .recording import Call, Recording
 
 
 def problem_at(name: str, call: Call, problem: str) -> InputError:
+    """An error at a call, with the place in the source that made it."""
     return InputError(f"{name}: {call.where} {problem}")
 
 

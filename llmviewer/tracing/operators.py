@@ -26,6 +26,7 @@ _FORMATS: Final = {
 
 
 def format_of(dtype: str) -> Format | None:
+    """The format of a torch dtype by its name; None if it is not supported."""
     return _FORMATS.get(dtype)
 
 

@@ -454,7 +454,8 @@ def test_a_name_of_elsewhere_is_pointed_to_the_notation(text):
 def test_formats_that_are_named_alone_are_what_help_and_readme_say():
     option = next(o for o in analyze.params if o.name == "quant")
     for text in (option.help, (ROOT / "README.md").read_text()):
-        told = re.search(r"[Aa]lone, (.*?) are weights\s+and\s+activations, (.*?) weights", text, re.DOTALL)
+        pattern = r"(`?fp8`?, `?int8.*?) (?:are|set) weights\s+and\s+activations[,;] (.*?)\s+weights"
+        told = re.search(pattern, text, re.DOTALL)
         both, weights = told.groups()
         for names, wide in ((both, False), (weights, True)):
             for name in re.findall(r"\w+\d", names):

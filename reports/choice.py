@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from llmviewer.analyzing.costs import By
+from llmviewer.analyzing.costs import Criterion
 from llmviewer.comparing.cells import Cell
 from llmviewer.comparing.choice import Choice, Ranked
 from llmviewer.comparing.limits import MEMORY, Rejected
@@ -79,7 +79,7 @@ def _priced_devices(choice: Choice) -> str:
     if choice.priced == considered:
         return ""
     devices = f". Of these {counted(considered, 'device')} {choice.priced} {'has' if choice.priced == 1 else 'have'}"
-    if choice.by is By.ENERGY:
+    if choice.by is Criterion.ENERGY:
         return f"{devices} a known TDP; only these are ranked"
     years = "; --depreciation YEARS counts purchase prices too" if choice.comparison.years is None else ""
     return f"{devices} a known price; only these are ranked{years}"
@@ -166,7 +166,7 @@ def tables(choice: Choice) -> list[Table]:
 def _ranked(choice: Choice) -> Table:
     several = "n: number of devices. " if choice.max_devices > 1 else ""
     each = " per device" if choice.max_devices > 1 else ""
-    priced = ("USD/h",) if choice.by is By.COST else ()
+    priced = ("USD/h",) if choice.by is Criterion.COST else ()
     years = f", else the purchase price over {choice.comparison.years:g} years" if choice.comparison.years else ""
     when = prices_of(one.cell.hardware for one in choice.ranked)
     price = f"USD/h: the cloud price{years}.{when} " if priced else ""
@@ -188,7 +188,7 @@ def _row(one: Ranked, choice: Choice) -> tuple[Item, ...]:
         Item(text=str(cell.layout.devices), key=cell.layout.devices),
         Item(text=cell.quant),
         number_item(one.merit),
-        *((number_item(cell.usd_per_h(choice.comparison.years)),) if choice.by is By.COST else ()),
+        *((number_item(cell.usd_per_h(choice.comparison.years)),) if choice.by is Criterion.COST else ()),
         time_item(float(cell.ttft_s[0])),
         time_item(float(cell.tpot_s[0])),
         memory_item(cell),

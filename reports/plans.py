@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import inf, isnan, nan
 from typing import Any, Final
 
-from llmviewer.analyzing.costs import By
+from llmviewer.analyzing.costs import Criterion
 from llmviewer.parameters import KvLink, KvTransfer
 from llmviewer.serving.candidates import Candidate, PrefillWorkers
 from llmviewer.serving.service_plan import ServicePlan
@@ -112,12 +112,12 @@ def ranked(result: ServicePlan) -> str:
     if (
         not result.within_targets
         or result.priced == result.considered
-        or By.COST not in (result.by, result.requested_measure or By.COST)
+        or Criterion.COST not in (result.by, result.requested_measure or Criterion.COST)
     ):
         return ""
     verb = "has" if result.priced == 1 else "have"
     priced = f"{result.priced} of the {counted(result.considered, 'device')} considered {verb}"
-    if result.by is not By.COST:
+    if result.by is not Criterion.COST:
         return f" Ranked by {result.unit}, as no plan that meets the targets has a price; {priced} one."
     others = ", and only these are ranked; --by energy or --by devices ranks the others too"
     return f" {priced} a price{others if result.best else ''}."
@@ -166,7 +166,7 @@ def _other_kind(one: Candidate, result: ServicePlan) -> str:
 
 def _token_price(one: Candidate, result: ServicePlan) -> str:
     """Cost of a million output tokens at the requested rate."""
-    if result.by is not By.COST or isnan(one.usd_per_h):
+    if result.by is not Criterion.COST or isnan(one.usd_per_h):
         return ""
     dollars = one.usd_per_h / 3600 / (result.rate * result.gen) * 1e6
     return f", {number_item(dollars).text} USD per million output tokens"
@@ -176,7 +176,9 @@ def _priced_one(one: Candidate, result: ServicePlan) -> str:
     named, price = f"{devices(one)}, {one.quant}", one.price(result.by)
     if isnan(price):
         return named
-    amount = counted(one.devices, "device") if result.by is By.DEVICES else f"{number_item(price).text} {result.unit}"
+    amount = (
+        counted(one.devices, "device") if result.by is Criterion.DEVICES else f"{number_item(price).text} {result.unit}"
+    )
     return f"{named}: {amount}"
 
 
@@ -205,7 +207,7 @@ def _laid(one: Candidate | PrefillWorkers) -> str:
 
 
 def _priced(result: ServicePlan) -> str:
-    if result.by is By.ENERGY:
+    if result.by is Criterion.ENERGY:
         return "a TDP in its file; try --by devices"
     return "a price in its file; try --depreciation, --by energy or --by devices"
 
@@ -217,7 +219,9 @@ def remarks(result: ServicePlan) -> list[str]:
     if result.best and result.unpriced:
         omitted_count = len(result.unpriced) - _MAX_UNPRICED_NAMES
         names = ", ".join(result.unpriced[:_MAX_UNPRICED_NAMES]) + f" and {omitted_count} more" * (omitted_count > 0)
-        lacking, change = ("TDP", "power.tdp=700 W") if result.by is By.ENERGY else ("price", "price.cloud=3 USD/h")
+        lacking, change = (
+            ("TDP", "power.tdp=700 W") if result.by is Criterion.ENERGY else ("price", "price.cloud=3 USD/h")
+        )
         lines.append(
             f"Not ranked, because their files have no {lacking}: {names}. --hardware-set "
             f"'{result.unpriced[0]}:{change}' sets it, as does a device file of your own (`llmviewer hardware NAME "
@@ -234,7 +238,11 @@ def tables(result: ServicePlan) -> list[Table]:
     """The cheapest of every device, the Pareto front, and why others miss the targets."""
     with_bound = result.best and result.kernels is not None
     bound = f"Bound: {result.unit} at roofline lower bounds. " if with_bound else ""
-    when = prices_of(kind for one in result.best_by_device for kind in one.device_kinds) if result.by is By.COST else ""
+    when = (
+        prices_of(kind for one in result.best_by_device for kind in one.device_kinds)
+        if result.by is Criterion.COST
+        else ""
+    )
     lowest, none = f"Lowest {result.unit} of every device that meets the targets", "Devices that meet the targets"
     each = _table(
         result, lowest if result.best else none, result.best_by_device, _MAX_FIRST_ROWS,

@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from llmviewer.analyzing.costs import By, hourly
+from llmviewer.analyzing.costs import Criterion, hourly
 from llmviewer.cli import main
 from llmviewer.devices.files import hardware_names, load_hardware
 from llmviewer.errors import InputError
@@ -199,7 +199,7 @@ def test_the_cheapest_comes_first_and_those_without_a_price_last(found):
     known = [price for price in prices if not math.isnan(price)]
     assert known == sorted(known)
     assert all(math.isnan(price) for price in prices[len(known) :])
-    assert found.by is By.COST
+    assert found.by is Criterion.COST
     assert found.best is found.within_targets[0]
     assert found.best.usd_per_h == pytest.approx(found.best.devices * hourly(load_hardware("h100-sxm"), None))
     assert set(found.unpriced) == {"mi355x"}
@@ -456,7 +456,7 @@ def test_of_how_many_the_price_is_known_is_told_first():
 @pytest.mark.slow("plans over many settings")
 def test_what_is_low_is_chosen_by_what_is_known():
     asked = {"rate": 1, "tpot": 0.05, "quants": ["fp8"]}
-    assert plan("llama-3.1-8b", hardware=["rtx-pro-5000", "a30"], **asked).by is By.ENERGY
+    assert plan("llama-3.1-8b", hardware=["rtx-pro-5000", "a30"], **asked).by is Criterion.ENERGY
     bought = plan("llama-3.1-8b", hardware=["rtx-pro-5000", "rtx-4080"], years=3, **asked)
     assert bought.best.hardware.name == "rtx-4080"
     by_devices = plan("llama-3.1-8b", hardware=["l40s", "h100-sxm"], by="devices", **asked)

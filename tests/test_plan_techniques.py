@@ -32,8 +32,9 @@ def laid(model, layout, *techniques):
     one = Setting.of(model, DEVICES[0], layout=layout, techniques=techniques)
     steps = Steps(one)
     load = Load(
-        rate=1.0, prompt=1000, gen=200, known=float(steps.cached_tokens(1000)),
-        common=float(steps.shared_prefix_tokens(1000)), leaves=steps.acceptance_probabilities, width=steps.width,
+        rate=1.0, prompt=1000, gen=200, cached_tokens=float(steps.cached_tokens(1000)),
+        shared_prefix_tokens=float(steps.shared_prefix_tokens(1000)),
+        acceptance_probabilities=steps.acceptance_probabilities, width=steps.width,
         goals=Goals(), limits=np.array([1.0, 4.0, 32.0]) * one.layout.dp,
         max_devices=16, years=None,
     )  # fmt: skip
@@ -62,7 +63,7 @@ def test_many_devices_at_once_take_what_each_takes_by_itself(model, layout, tech
             batch = load.limits / one.layout.dp
             assert times.step[place] == pytest.approx(steps.decode_s(batch=batch, kv_len=load.middle), **near)
             read = Spans(batch=1.0, q_len=load.new, kv_len=1000.0)
-            assert times.alone[place] == pytest.approx(float(steps.mixed_s((read,))), **near)
+            assert times.single_prefill[place] == pytest.approx(float(steps.mixed_s((read,))), **near)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_ranks_that_wait_for_each_other_draft_in_plans_as_in_steps(model, drafts
             each = steps.decode_s(batch=load.limits / 8, kv_len=load.middle)
             assert times.step[place] == pytest.approx(each, rel=1e-9)
             read = Spans(batch=1.0, q_len=load.new, kv_len=1000.0)
-            assert times.alone[place] == pytest.approx(steps.step_s([(read,), *[()] * 7]), rel=1e-3)
+            assert times.single_prefill[place] == pytest.approx(steps.step_s([(read,), *[()] * 7]), rel=1e-3)
 
 
 def test_memory_of_a_plan_has_what_drafts_and_what_is_common_once():
@@ -163,7 +164,9 @@ def test_prompts_in_a_cache_are_read_in_pipelines_too():
         times = own.bounds(load)
         for place, device in enumerate(own.devices):
             steps = Steps(Setting.of("llama-3.1-8b", device, layout="pp=2", techniques=[PREFIX]))
-            assert times.alone[place] == pytest.approx(float(steps.prefill_and_interval_s(1000.0, 600.0)[0]), rel=1e-9)
+            assert times.single_prefill[place] == pytest.approx(
+                float(steps.prefill_and_interval_s(1000.0, 600.0)[0]), rel=1e-9
+            )
     asked = {"rate": 6, "requests": 200, "layout": "pp=2", "policy": "prefill-first", "bound": True}
     hit, bare = (simulate("llama-3.1-8b", "h100-sxm", **asked, techniques=each) for each in ([PREFIX], []))
     assert np.mean(hit.ttft_s) < 0.6 * np.mean(bare.ttft_s)

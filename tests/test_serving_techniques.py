@@ -254,7 +254,7 @@ def test_blocks_of_a_common_beginning_are_whole():
     steps = steps_of("prefix-cache:tokens=1000")
     requests = traffic((0, 1500, 10), (0, 900, 10))
     caches = Caches.of(steps, requests, POLICIES["fcfs"], 64)
-    assert caches.known.tolist() == [1000, 899]
+    assert caches.cached.tolist() == [1000, 899]
     assert caches.common.tolist() == [960, 896]
 
 

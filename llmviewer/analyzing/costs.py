@@ -55,7 +55,7 @@ def per_dollar(tokens_per_s: Num, devices: Devices, years: float | None) -> Num:
     return 3600 * tokens_per_s / usd_per_h(devices, years)
 
 
-class By(StrEnum):
+class Criterion(StrEnum):
     """Criterion to rank devices by: tokens per second, cost, energy, or number of devices."""
 
     SPEED = "speed"
@@ -65,6 +65,6 @@ class By(StrEnum):
 
     def known(self, device: Hardware, years: float | None) -> bool:
         """Whether a device's file has the numbers that this criterion needs; prices as of hourly()."""
-        if self is By.COST:
+        if self is Criterion.COST:
             return not isnan(hourly(device, years))
-        return self is not By.ENERGY or "power.tdp" in device.numbers
+        return self is not Criterion.ENERGY or "power.tdp" in device.numbers

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Unpack
 
 from .. import __version__, arguments
 from .._layout import data_dir
-from ..analyzing.costs import By
+from ..analyzing.costs import Criterion
 from ..devices.files import hardware_file, hardware_names, load_hardware, loaded
 from ..devices.hardware import Hardware
 from ..errors import InputError
@@ -38,9 +38,9 @@ _MIN_RANKED: Final = 3  # fewest devices for a meaningful correlation
 
 
 _RANKING_UNITS: Final = {
-    By.SPEED: "tokens/s",
-    By.COST: "tokens/USD",
-    By.ENERGY: "tokens/J at TDP",
+    Criterion.SPEED: "tokens/s",
+    Criterion.COST: "tokens/USD",
+    Criterion.ENERGY: "tokens/J at TDP",
 }  # unit of the ranking
 
 
@@ -65,7 +65,7 @@ class Choice(Rows):
     users: int
     quants: tuple[str, ...]
     max_devices: int
-    by: By
+    by: Criterion
     limits: Limits
     comparison: Comparison = field(repr=False)
     ranked: tuple[Ranked, ...] = field(repr=False)
@@ -218,7 +218,9 @@ def _devices(hardware: Sequence[str | Hardware] | None) -> tuple[tuple[str | Har
     return named, unavailable
 
 
-def _qualified(comparison: Comparison, limits: Limits, by: By) -> tuple[tuple[Ranked, ...], tuple[Rejected, ...]]:
+def _qualified(
+    comparison: Comparison, limits: Limits, by: Criterion
+) -> tuple[tuple[Ranked, ...], tuple[Rejected, ...]]:
     """The smallest qualifying number of each device in its best precision, best first; other devices, closest first."""
     by_device: dict[str, list[Cell]] = {}
     for cell in comparison.cells:
@@ -270,8 +272,8 @@ def _spans_domains(cell: Cell) -> bool:
     return SCALE_OUT in cell.tiers and len(cell.tiers) > 1
 
 
-def _merit(cell: Cell, comparison: Comparison, by: By) -> float:
+def _merit(cell: Cell, comparison: Comparison, by: Criterion) -> float:
     tokens_per_s = float(cell.tokens_per_s[0])
-    if by is By.COST:
+    if by is Criterion.COST:
         return float(cell.per_dollar(tokens_per_s, comparison.years))
-    return float(cell.per_joule(tokens_per_s)) if by is By.ENERGY else tokens_per_s
+    return float(cell.per_joule(tokens_per_s)) if by is Criterion.ENERGY else tokens_per_s

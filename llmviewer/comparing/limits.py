@@ -8,7 +8,7 @@ from math import inf, isnan, nan
 from typing import Any, Final
 
 from .. import arguments
-from ..analyzing.costs import By
+from ..analyzing.costs import Criterion
 from ..records import frozen
 from ..resource import Unit
 from ..units import seconds, si
@@ -78,7 +78,7 @@ def _activation_note(cell: Cell) -> str:
     return f"; {si(live)}B of it are activations of one prefill of all prompts; plan prefills in chunks"
 
 
-def faults(cell: Cell, single: Cell, limits: Limits, *, by: By, years: float | None) -> list[Rejected]:
+def faults(cell: Cell, single: Cell, limits: Limits, *, by: Criterion, years: float | None) -> list[Rejected]:
     """All reasons that disqualify a device in a precision and number.
 
     alone  the cell of a single device in that precision
@@ -125,8 +125,8 @@ def faults(cell: Cell, single: Cell, limits: Limits, *, by: By, years: float | N
     if foreign:
         reasons.append(fault(DATA_TYPE, inf, f"no {' or '.join(foreign)} matrix units"))
     if not by.known(cell.hardware, years):
-        bought = by is By.COST and "price.purchase" in numbers
-        factor = "price" if by is By.COST else "power"
+        bought = by is Criterion.COST and "price.purchase" in numbers
+        factor = "price" if by is Criterion.COST else "power"
         reason = "no cloud price; --depreciation YEARS counts the purchase price" if bought else _UNKNOWN[factor]
         reasons.append(fault(factor, inf, reason))
     return reasons

@@ -202,6 +202,7 @@ def check_library(name: str, profiles: Sequence[Profile] = ()) -> str:
 
 
 def key_of(fit: KernelFit) -> tuple[str, str, Implementation]:
+    """Key of a fit: device, kernel family, implementation."""
     return fit.device, fit.family, fit.implementation
 
 

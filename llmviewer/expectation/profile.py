@@ -254,6 +254,7 @@ def _plain(profile: Profile) -> dict[str, Any]:
 
 
 def plain_entry(fit: KernelFit) -> dict[str, Any]:
+    """An entry of a profile file as plain values for YAML, without empty ones; numbers have 4 digits."""
     labels = {
         "dtype": fit.implementation.dtype,
         "kv_dtype": fit.implementation.kv_dtype,
@@ -277,6 +278,7 @@ def plain_entry(fit: KernelFit) -> dict[str, Any]:
 
 
 def plain_error(error: Error) -> dict[str, Any]:
+    """The error on held-out rows as plain values for YAML, without unknown ones; numbers have 4 digits."""
     numbers = {"mape": error.mape, "median": error.median, "short": error.mape_short, "long": error.mape_long,
                "covered": error.covered}  # fmt: skip
     return {
@@ -424,6 +426,10 @@ def _parameters(section: Section, fitted: Sequence[FittedParameter]) -> dict[str
 
 
 def read_error(section: Section) -> Error:
+    """Reads the error on held-out rows; mean errors that the section lacks are nan.
+
+    Raises InputError, with file and key, if a number or an interval is missing or invalid.
+    """
     intervals = {key: _pair(section, key) for key in ("interval_short", "interval_long")}
     required = {key: section.number(key) for key in ("mape", "median")}
     others = {key: section.number(key, nan) for key in ("short", "long", "covered")}

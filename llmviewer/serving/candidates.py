@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from ..analyzing.costs import By, usd_per_h, watts
+from ..analyzing.costs import Criterion, usd_per_h, watts
 from ..devices.hardware import Hardware
 from ..parallel.layout import Layout
 from ..records import frozen
@@ -19,9 +19,9 @@ from .load import Grid, Load, StepTimes
 from .steady_grid import FleetSteadyState, max_rates_by_batch, most_within, sustained
 
 PRICES: Final = {
-    By.COST: "USD/h",
-    By.ENERGY: "W at TDP",
-    By.DEVICES: "devices",
+    Criterion.COST: "USD/h",
+    Criterion.ENERGY: "W at TDP",
+    Criterion.DEVICES: "devices",
 }  # the default is the first that is known
 
 
@@ -110,9 +110,10 @@ class Candidate:
         """Names of `device_kinds`, by which candidates are grouped."""
         return tuple(device.name for device in self.device_kinds)
 
-    def price(self, by: By) -> float:
+    def price(self, by: Criterion) -> float:
         """The measure to minimize, in the unit of PRICES; nan if unknown."""
-        return {By.COST: self.usd_per_h, By.ENERGY: self.watts, By.DEVICES: float(self.devices)}[by]
+        prices = {Criterion.COST: self.usd_per_h, Criterion.ENERGY: self.watts, Criterion.DEVICES: float(self.devices)}
+        return prices[by]
 
 
 def evaluated(

@@ -24,9 +24,9 @@ class Demand(NamedTuple):
     passes  passes of each request, its prefill included
     groups  mean prompts of groups with similar uncached tokens, and `shares` of all prompts in each group
     read    mean uncached tokens of these groups
-    wanted  mean decode steps of a request
-    often   mean decode steps for each output token after the first
-    middle  mean context of a decoding sequence, and `own` without the prefix that it shares with others
+    decode_steps  mean decode steps of a request
+    steps_per_token  mean decode steps for each output token after the first
+    middle  mean context of a decoding sequence, and `unshared` without the prefix that it shares with others
     """
 
     prompt: Column
@@ -36,10 +36,10 @@ class Demand(NamedTuple):
     groups: Column
     shares: Column
     read: Column
-    wanted: float
-    often: float
+    decode_steps: float
+    steps_per_token: float
     middle: float
-    own: float
+    unshared: float
 
     @classmethod
     def of(cls, traffic: Traffic, steps: Steps) -> Demand:
@@ -56,9 +56,11 @@ class Demand(NamedTuple):
         middle = float(share @ (traffic.prompt + traffic.gen / 2))
         return cls(
             prompt=prompt, new=new, gen=gen, passes=sampled_passes, groups=groups, shares=shares, read=read,
-            wanted=float(np.mean(passes)) - 1,
-            often=float(np.mean((passes[several] - 1) / (traffic.gen[several] - 1))) if np.any(several) else nan,
-            middle=middle, own=middle - float(share @ common),
+            decode_steps=float(np.mean(passes)) - 1,
+            steps_per_token=(
+                float(np.mean((passes[several] - 1) / (traffic.gen[several] - 1))) if np.any(several) else nan
+            ),
+            middle=middle, unshared=middle - float(share @ common),
         )  # fmt: skip
 
 
@@ -80,21 +82,21 @@ def _grouped(lengths: Tokens, others: Tokens) -> tuple[Column, Column, Column]:
 class Prompts(NamedTuple):
     """Prefill of a request, by the number of sequences that decode.
 
-    time_s, square  mean time, and mean squared time, of the device [s]
-    along           steps of the prefill in which sequences also decode
-    more_s          excess of the last chunk of a prompt, in a step of its own, over its share of others [s]
-    every_s         time of the device for each prompt of full steps [s]
-    each            full steps for a prompt, of those in which sequences also decode
-    together        prompts of a full step; 1 if a prompt takes several
+    time_s, square       mean time, and mean squared time, of the device [s]
+    decoding_steps       steps of the prefill in which sequences also decode
+    more_s               excess of the last chunk of a prompt, in a step of its own, over its share of others [s]
+    every_s              time of the device for each prompt of full steps [s]
+    decoding_full_steps  full steps for a prompt, of those in which sequences also decode
+    max_prompts          prompts of a full step; 1 if a prompt takes several
     """
 
     time_s: Column
     square: Column
-    along: Column
+    decoding_steps: Column
     more_s: Column
     every_s: Column
-    each: Column
-    together: Column | int
+    decoding_full_steps: Column
+    max_prompts: Column | int
 
 
 def prompts_of(steps: Steps, lengths: Demand, policy: Policy, batch: Column) -> Prompts:
@@ -126,12 +128,16 @@ def prompts_of(steps: Steps, lengths: Demand, policy: Policy, batch: Column) -> 
         more_s = np.where(rest > 0, step_s(np.maximum(rest, 1e-3), prompt) - rest / part * each_s, 0.0)
     shape = (len(prompt), len(batch))
     time_s, parts, more_s, every_s = (np.broadcast_to(a, shape) for a in (parts * each_s, parts, more_s, every_s))
-    along = lengths.shares @ parts if policy.mixes else np.zeros(len(batch))
+    decoding_steps = lengths.shares @ parts if policy.mixes else np.zeros(len(batch))
     mean = float(lengths.shares @ lengths.read)
     prompts_per_step = np.maximum(token_budget[0] / mean, 1) if policy.cuts else max(int(policy.budget // mean), 1)
     means = (lengths.shares @ each for each in (time_s, time_s**2, more_s, every_s))
     time_s, square, more_s, every_s = means
     if not policy.cuts and prompts_per_step == 1:
         every_s = time_s
-    each = np.broadcast_to(mean / token_budget[0], along.shape) if policy.shares else along / prompts_per_step
-    return Prompts(time_s, square, along, more_s, every_s, each, prompts_per_step)
+    decoding_full_steps = (
+        np.broadcast_to(mean / token_budget[0], decoding_steps.shape)
+        if policy.shares
+        else decoding_steps / prompts_per_step
+    )
+    return Prompts(time_s, square, decoding_steps, more_s, every_s, decoding_full_steps, prompts_per_step)

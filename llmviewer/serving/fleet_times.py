@@ -119,9 +119,11 @@ class _NetworkPasses(NamedTuple):
 
         if self.prefill_count:
             slowest = self.prefill_microbatches * pass_times.slowest
-            times.alone[places] = after(times.alone[places], pass_times.single_prefill)
-            times.every[places] = after(times.every[places], times.turns * slowest[..., 1] / times.together)
-            times.one_by_one[places] = after(times.one_by_one[places], slowest[..., 0])
+            times.single_prefill[places] = after(times.single_prefill[places], pass_times.single_prefill)
+            times.packed_prefill[places] = after(
+                times.packed_prefill[places], times.micro_batches * slowest[..., 1] / times.max_prompts
+            )
+            times.serial_prefill[places] = after(times.serial_prefill[places], slowest[..., 0])
         if pass_times.total.shape[-1] > self.prefill_count:
             each = np.maximum(decode_steps(pass_times.total), self.microbatches * decode_steps(pass_times.slowest))
             times.step[places] = after(times.step[places], np.sum(each, axis=-2))
@@ -193,7 +195,8 @@ class Placement:
         """Times of all devices, to be filled in."""
         return StepTimes.unknown(
             len(self.devices), len(load.limits),
-            ranks=self.ranks, turns=self.layout.pp, apart=self.layout.dp // self.ranks, together=load.together,
+            ranks=self.ranks, micro_batches=self.layout.pp,
+            rank_sets=self.layout.dp // self.ranks, max_prompts=load.max_prompts,
         )  # fmt: skip
 
     def bounds(self, load: Load) -> StepTimes:
@@ -319,8 +322,8 @@ class Placement:
         """
         new = float(load.new)
         tokens = np.array([new, new, *([new / self.ranks] if self.ranks > 1 else [])])
-        batch = np.array([1.0, load.together, 1.0])[: len(tokens)]
-        return Spans(batch=batch, q_len=tokens, kv_len=tokens + load.known, logits=np.ones(len(tokens)))
+        batch = np.array([1.0, load.max_prompts, 1.0])[: len(tokens)]
+        return Spans(batch=batch, q_len=tokens, kv_len=tokens + load.cached_tokens, logits=np.ones(len(tokens)))
 
 
 def expected(

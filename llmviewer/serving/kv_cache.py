@@ -20,36 +20,36 @@ from .traffic import TRACE_BLOCK_TOKENS, Traffic
 class Blocks:
     """KV memory of a rank.
 
-    room_bytes  KV budget [B]
-    size        tokens of a block
-    taken       bytes of a sequence with 0, 1, ... blocks
+    room_bytes      KV budget [B]
+    size            tokens of a block
+    sequence_bytes  bytes of a sequence with 0, 1, ... blocks
     """
 
     room_bytes: float
     size: int
-    taken: npt.NDArray[np.float64]
+    sequence_bytes: npt.NDArray[np.float64]
 
     @classmethod
     def of(cls, steps: Steps, *, room_bytes: float, size: int, longest: int) -> Self:
         """Blocks for sequences of up to `longest` tokens."""
         tokens = size * np.arange(1.0, -(-longest // size) + 1)
         bytes_each = np.broadcast_to(steps.cache_bytes(tokens), tokens.shape)
-        return cls(room_bytes=room_bytes, size=size, taken=np.concatenate(([0.0], bytes_each)))
+        return cls(room_bytes=room_bytes, size=size, sequence_bytes=np.concatenate(([0.0], bytes_each)))
 
     def bytes_of(self, tokens: Tokens) -> float:
         """KV memory of sequences with so many tokens each. [B]"""
-        return float(self.taken[(tokens + (self.size - 1)) // self.size].sum())
+        return float(self.sequence_bytes[(tokens + (self.size - 1)) // self.size].sum())
 
     @cached_property
     def _max_block_bytes(self) -> float:
-        return float(np.max(np.diff(self.taken)))
+        return float(np.max(np.diff(self.sequence_bytes)))
 
     def max_bytes(self, sequences: int, tokens: int) -> float:
         """Upper limit of bytes_of() for sequences with so many tokens together. [B]"""
         return (tokens // self.size + sequences) * self._max_block_bytes
 
     def bytes_of_one(self, tokens: int) -> float:
-        return float(self.taken[-(-tokens // self.size)])
+        return float(self.sequence_bytes[-(-tokens // self.size)])
 
 
 @frozen(kw_only=True)
@@ -57,14 +57,14 @@ class Caches:
     """KV caches of the requests of a traffic.
 
     blocks  KV memory without the prefix that all prompts share, which each rank holds once, in whole blocks
-    known   cached tokens of each prompt
+    cached  cached tokens of each prompt
     common  tokens of that shared prefix
     ahead   draft tokens for which each sequence also has room
     prompt  tokens of each prompt, and `names` of its blocks, if the traffic has them
     """
 
     blocks: Blocks
-    known: Tokens
+    cached: Tokens
     common: Tokens
     ahead: int
     prompt: Tokens
@@ -91,9 +91,11 @@ class Caches:
             prefill_tokens,
             shared_bytes + all_blocks.bytes_of_one(int(np.max(request_tokens - common)) + steps.draft_tokens),
         )
-        blocks = Blocks(room_bytes=all_blocks.room_bytes - shared_bytes, size=size, taken=all_blocks.taken)
+        blocks = Blocks(
+            room_bytes=all_blocks.room_bytes - shared_bytes, size=size, sequence_bytes=all_blocks.sequence_bytes
+        )
         return cls(
-            blocks=blocks, known=cached_tokens, common=common, ahead=steps.draft_tokens, prompt=traffic.prompt,
+            blocks=blocks, cached=cached_tokens, common=common, ahead=steps.draft_tokens, prompt=traffic.prompt,
             names=traffic.blocks,
         )  # fmt: skip
 
@@ -111,5 +113,5 @@ class Caches:
             return ()
         names = self.names[request]
         ends = np.minimum(TRACE_BLOCK_TOKENS * np.arange(len(names) + 1), self.prompt[request])
-        nbytes = np.diff(self.blocks.taken[-(-ends // self.blocks.size)])
+        nbytes = np.diff(self.blocks.sequence_bytes[-(-ends // self.blocks.size)])
         return tuple(map(PrefixBlock, names, np.diff(ends).tolist(), nbytes.tolist()))

@@ -21,7 +21,7 @@ from .step_times import decoding_group
 
 Grid = npt.NDArray[np.float64]  # [device, copies] or [device, copies, batch]
 
-_BY_DEVICE: Final = ("alone", "every", "one_by_one", "step", "unmodelled")
+_BY_DEVICE: Final = ("single_prefill", "packed_prefill", "serial_prefill", "step", "unmodelled")
 POLICY: Final = "prefill-first"  # the scheduling policy of plans
 
 
@@ -29,8 +29,8 @@ POLICY: Final = "prefill-first"  # the scheduling policy of plans
 class Load:
     """The requests that every setting must serve.
 
-    known   cached tokens of each prompt; `common` of them are a prefix that all prompts share
-    leaves  probability that a decode step gives at least 1, 2, ... tokens of a sequence
+    cached_tokens  cached tokens of each prompt; `shared_prefix_tokens` of them are a prefix that all prompts share
+    acceptance_probabilities  probability that a decode step gives at least 1, 2, ... tokens of a sequence
     width   tokens of each sequence in a decode step
     disaggregated  whether prefills may run on other devices than decode steps
     """
@@ -38,9 +38,9 @@ class Load:
     rate: float
     prompt: int
     gen: int
-    known: float = 0.0
-    common: float = 0.0
-    leaves: tuple[float, ...] = (1.0,)
+    cached_tokens: float = 0.0
+    shared_prefix_tokens: float = 0.0
+    acceptance_probabilities: tuple[float, ...] = (1.0,)
     width: int = 1
     disaggregated: bool = False
     goals: Goals
@@ -54,19 +54,19 @@ class Load:
         return replace(self, goals=replace(self.goals, ttft_s=inf))
 
     @property
-    def together(self) -> int:
+    def max_prompts(self) -> int:
         """Maximum prompts that one step of a rank prefills."""
         return max(int(POLICIES[POLICY].budget // self.new), 1)
 
     @property
     def new(self) -> float:
         """Uncached tokens of each prompt."""
-        return self.prompt - self.known
+        return self.prompt - self.cached_tokens
 
     @cached_property
-    def wanted(self) -> float:
+    def decode_steps(self) -> float:
         """Mean decode steps of a request."""
-        return mean_passes(self.gen - 1, self.leaves)
+        return mean_passes(self.gen - 1, self.acceptance_probabilities)
 
     def decoding_group(self, batch: Grid) -> Spans:
         """Decoding sequences of a step, in the middle of their outputs."""
@@ -84,57 +84,68 @@ class StepTimes:
 
     A lane is a running batch: that of a rank or, in a pipeline, of one of its micro-batches.
 
-    alone       a step in which one lane prefills one prompt
-    every       of each prompt, in a step with as many as it takes
-    one_by_one  of each prompt, where lanes prefill one at a time and no sequence decodes
-    step        a step that only decodes
-    unmodelled  share of decode steps for which only a bound is known
-    ranks       of a copy that wait for each other in every step, each with its own sequences
-    turns       micro-batches of each rank in a pipeline
-    apart       sets of such ranks in a copy
-    together    maximum prompts of one step of all these lanes
+    single_prefill  a step in which one lane prefills one prompt
+    packed_prefill  of each prompt, in a step with as many as it takes
+    serial_prefill  of each prompt, where lanes prefill one at a time and no sequence decodes
+    step            a step that only decodes
+    unmodelled      share of decode steps for which only a bound is known
+    ranks           of a copy that wait for each other in every step, each with its own sequences
+    micro_batches   micro-batches of each rank in a pipeline
+    rank_sets       sets of such ranks in a copy
+    max_prompts     maximum prompts of one step of all these lanes
     """
 
-    alone: Grid
-    every: Grid
-    one_by_one: Grid
+    single_prefill: Grid
+    packed_prefill: Grid
+    serial_prefill: Grid
     step: Grid
     unmodelled: Grid
     ranks: int
-    turns: int
-    apart: int
-    together: int
+    micro_batches: int
+    rank_sets: int
+    max_prompts: int
 
     @classmethod
-    def unknown(cls, devices: int, batches: int, *, ranks: int, turns: int, apart: int, together: int) -> StepTimes:
+    def unknown(
+        cls, devices: int, batches: int, *, ranks: int, micro_batches: int, rank_sets: int, max_prompts: int
+    ) -> StepTimes:
         """Times to be filled in.
 
-        together  maximum prompts of one step of a lane
+        max_prompts  maximum prompts of one step of a lane
         """
-        alone, every, one_by_one, unmodelled = np.full((4, devices), nan)
+        single_prefill, packed_prefill, serial_prefill, unmodelled = np.full((4, devices), nan)
         return cls(
-            alone=alone, every=every, one_by_one=one_by_one, step=np.full((devices, batches), nan),
-            unmodelled=unmodelled, ranks=ranks, turns=turns, apart=apart, together=ranks * turns * together,
+            single_prefill=single_prefill, packed_prefill=packed_prefill, serial_prefill=serial_prefill,
+            step=np.full((devices, batches), nan), unmodelled=unmodelled, ranks=ranks, micro_batches=micro_batches,
+            rank_sets=rank_sets, max_prompts=ranks * micro_batches * max_prompts,
         )  # fmt: skip
 
     @property
     def lanes(self) -> int:
-        return self.ranks * self.turns
+        return self.ranks * self.micro_batches
 
     @property
     def writing(self) -> StepTimes:
         """The same with prefills on other devices: all steps only decode, and no lane waits for another's prefill."""
-        zeros = np.zeros(self.alone.shape)
-        return replace(self, alone=zeros, every=zeros, one_by_one=zeros, ranks=1, turns=1, together=1)
+        zeros = np.zeros(self.single_prefill.shape)
+        return replace(
+            self,
+            single_prefill=zeros,
+            packed_prefill=zeros,
+            serial_prefill=zeros,
+            ranks=1,
+            micro_batches=1,
+            max_prompts=1,
+        )
 
     def only(self, rows: Sequence[int] | npt.NDArray[np.intp]) -> StepTimes:
         return replace(self, **{name: getattr(self, name)[list(rows)] for name in _BY_DEVICE})
 
     def held_up(self, step: Grid) -> Grid:
         """A step that prefills one prompt, where those that only decode take `step`, [device, ...]. [s]"""
-        return held_up_s(self.alone.reshape(-1, *[1] * (np.ndim(step) - 1)), step, self.turns)
+        return held_up_s(self.single_prefill.reshape(-1, *[1] * (np.ndim(step) - 1)), step, self.micro_batches)
 
     def reading(self, rate: Grid, step: Grid) -> Reading:
         """Prefill steps at rates of requests, where steps that only decode take `step`, [device, ...]."""
-        every = self.every.reshape(-1, *[1] * (np.ndim(rate) - 1))
-        return reading(rate, self.held_up(step), every, step, self.together)
+        packed_prefill = self.packed_prefill.reshape(-1, *[1] * (np.ndim(rate) - 1))
+        return reading(rate, self.held_up(step), packed_prefill, step, self.max_prompts)

@@ -19,7 +19,7 @@ class Reading(NamedTuple):
     read_s   mean duration, and `alone_s` with a single prompt [s]
     prompts  mean prompts
     round_s  mean duration of all steps, those that only decode included [s]
-    often    fraction of all steps
+    prefill_fraction  fraction of all steps
     full     prompts over the maximum; at 1, prompts wait for more than one step
     """
 
@@ -27,21 +27,21 @@ class Reading(NamedTuple):
     alone_s: Column
     prompts: Column
     round_s: Column
-    often: Column
+    prefill_fraction: Column
     full: Column
 
 
-def reading(rate: Column, alone: Column, every: Column, step: Column, most: Column | float) -> Reading:
+def reading(rate: Column, single_s: Column, each_s: Column, step: Column, most: Column | float) -> Reading:
     """Steps as a Markov chain: a step prefills the prompts that arrived during the step before.
 
     rate         of requests [1/s]
-    alone, step  duration of a step with one prompt, and of one that only decodes [s]
-    every        duration for each prompt of a full step, with `most` prompts [s]
+    single_s, step  duration of a step with one prompt, and of one that only decodes [s]
+    each_s     duration for each prompt of a full step, with `most` prompts [s]
     """
-    read, prompts = alone, np.ones(np.broadcast_shapes(np.shape(rate), np.shape(step)))
+    read, prompts = single_s, np.ones(np.broadcast_shapes(np.shape(rate), np.shape(step)))
     comes = -np.expm1(-rate * step)
     several = bool(np.any(np.greater(most, 1)))
-    more_s = (every * most - alone) / np.where(np.greater(most, 1), np.subtract(most, 1), inf)  # for another prompt
+    more_s = (each_s * most - single_s) / np.where(np.greater(most, 1), np.subtract(most, 1), inf)  # for another prompt
     for _ in range(_ITERATIONS if several else 1):
         prefill_fraction = comes / (comes + np.exp(-rate * read))
         round_s = prefill_fraction * read + (1 - prefill_fraction) * step
@@ -49,26 +49,26 @@ def reading(rate: Column, alone: Column, every: Column, step: Column, most: Colu
             prompts = np.clip(
                 np.divide(rate * round_s, prefill_fraction, out=prompts, where=prefill_fraction > 0), 1, most
             )
-            read = alone + more_s * (prompts - 1)
+            read = single_s + more_s * (prompts - 1)
     full = prompts / most
     return Reading(
-        read, alone, prompts, prefill_fraction * read + (1 - prefill_fraction) * step, prefill_fraction, full
+        read, single_s, prompts, prefill_fraction * read + (1 - prefill_fraction) * step, prefill_fraction, full
     )
 
 
-def held_up_s(read: Column, step: Column, turns: int) -> Column:
+def held_up_s(read: Column, step: Column, micro_batches: int) -> Column:
     """A step in which one micro-batch of a pipeline prefills and the others decode: all stages of the longest, or the
     slowest stage for each. [s]
 
     read, step  duration where all micro-batches prefill, and where all decode [s]
     """
-    return np.asarray(np.maximum(read, (read + (turns - 1) * step) / turns))
+    return np.asarray(np.maximum(read, (read + (micro_batches - 1) * step) / micro_batches))
 
 
 def saturated_s(
     ends: Column,
-    alone: Column,
-    every: Column,
+    single_s: Column,
+    each_s: Column,
     step: Column,
     *,
     most: Column | float,
@@ -80,8 +80,8 @@ def saturated_s(
     delays all others. [s]
 
     ends         requests of a lane that finish in a decode step
-    alone, step  duration of steps with one prompt, in `parts` chunks, and of one that only decodes [s]
-    every, most  as in reading(), of all lanes together
+    single_s, step  duration of steps with one prompt, in `parts` chunks, and of one that only decodes [s]
+    each_s, most  as in reading(), of all lanes together
     mixes        whether sequences also decode in steps with a prefill of their lane
     """
     full = most / lanes
@@ -93,5 +93,5 @@ def saturated_s(
     longest = (
         1 - (1 - lane_prefill_fraction * (count - 1) / np.maximum(full - 1, 1e-9)) ** lanes
     )  # as long as any lane that is full
-    read = (alone + (every * most - alone) * np.maximum(filled, longest / prefill_fraction)) / parts
+    read = (single_s + (each_s * most - single_s) * np.maximum(filled, longest / prefill_fraction)) / parts
     return np.asarray((prefill_fraction * read + (1 - prefill_fraction) * step) * parts / count / lane_prefill_fraction)

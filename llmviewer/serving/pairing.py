@@ -79,8 +79,9 @@ class PrefillWorker(NamedTuple):
         for place in places if placement.ranks == 1 else ():
             device = placement.devices[place]
             yield cls(
-                device=device, layout=placement.layout, servers=times.apart, prefill_s=float(times.alone[place]),
-                interval_s=float(times.one_by_one[place]), memory=placement.needed.prefill_only / device.capacity,
+                device=device, layout=placement.layout, servers=times.rank_sets,
+                prefill_s=float(times.single_prefill[place]),
+                interval_s=float(times.serial_prefill[place]), memory=placement.needed.prefill_only / device.capacity,
             )  # fmt: skip
 
 

@@ -236,11 +236,11 @@ def _memory_needs(setting: Setting, lowered: _Lowered, load: Load) -> MemoryNeed
     if drafts and any(each.auxiliary_graphs(setting) for each in setting.techniques):
         auxiliary = (replace(Footprint.of(drafts.step, layout=layout), shapes=shapes),)
     footprint = replace(Footprint.of(model.prefill, model.step, layout), shapes=shapes, beside=auxiliary)
-    prompt, gen, shared_prefix = float(load.prompt), float(load.gen + load.width - 1), float(load.common)
+    prompt, gen, shared_prefix = float(load.prompt), float(load.gen + load.width - 1), float(load.shared_prefix_tokens)
     weights, cache, _ = footprint.parts(batch=load.limits, prompt=prompt - shared_prefix, gen=gen)
     prefix_cache = footprint.parts(batch=float(layout.dp), prompt=shared_prefix, gen=0.0)[1] if shared_prefix else 0.0
     lanes = float(layout.dp * layout.pp)
-    prefill_bytes = footprint.parts(batch=lanes * load.together, prompt=float(load.new), gen=gen)[2]
+    prefill_bytes = footprint.parts(batch=lanes * load.max_prompts, prompt=float(load.new), gen=gen)[2]
     decode_bytes = footprint.parts(batch=load.limits, prompt=1.0, gen=prompt + gen - 1)[2]
     resident = weights + cache + prefix_cache
     fixed, prompt_cache, _ = footprint.parts(batch=lanes, prompt=prompt - shared_prefix, gen=0.0)

@@ -11,7 +11,7 @@ from typing import Any, Final, Unpack
 import numpy as np
 
 from .. import arguments
-from ..analyzing.costs import By
+from ..analyzing.costs import Criterion
 from ..comparing.choice import unsold
 from ..devices.files import changes_by_device, hardware_names, loaded
 from ..devices.hardware import Hardware
@@ -139,7 +139,9 @@ def plan(
     if named_layouts is not None:
         _check_divides(candidates, layouts_considered)
     within_targets = [one for one in candidates if not one.factor]
-    ranked_by = measure or next((b for b in PRICES if any(not isnan(one.price(b)) for one in within_targets)), By.COST)
+    ranked_by = measure or next(
+        (b for b in PRICES if any(not isnan(one.price(b)) for one in within_targets)), Criterion.COST
+    )
     order = partial(_ranking_key, ranked_by)
     within_targets.sort(key=order)
     shared_options = {
@@ -151,7 +153,7 @@ def plan(
     return ServicePlan(
         shared_arguments=shared_options, model=base.model, rate=rate, prompt=load.prompt, gen=load.gen,
         goals=load.goals, by=ranked_by, requested_measure=measure, years=years, considered=len(by_name),
-        priced=sum(By.COST.known(device, years) for device in by_name.values()), unavailable=unavailable,
+        priced=sum(Criterion.COST.known(device, years) for device in by_name.values()), unavailable=unavailable,
         max_devices=load.max_devices, kv_transfer=transfer if disaggregated else None, kv_link=link,
         quants=precisions, kernels=None if bound else serving_engine.title if serving_engine else library,
         within_targets=tuple(one for one in within_targets if one.at_bound or bound),
@@ -205,8 +207,9 @@ def _load(
         raise InputError(f"rate must be a positive number of requests a second; got {rate:g}")
     tokens, steps = whole_number("prompt", prompt), Steps(base)
     return Load(
-        rate=rate, prompt=tokens, gen=whole_number("gen", gen), known=float(steps.cached_tokens(tokens)),
-        common=float(steps.shared_prefix_tokens(tokens)), leaves=steps.acceptance_probabilities, width=steps.width,
+        rate=rate, prompt=tokens, gen=whole_number("gen", gen), cached_tokens=float(steps.cached_tokens(tokens)),
+        shared_prefix_tokens=float(steps.shared_prefix_tokens(tokens)),
+        acceptance_probabilities=steps.acceptance_probabilities, width=steps.width,
         goals=goals, limits=_limits(batches), max_devices=_device_limit(max_devices), years=years,
         disaggregated=disaggregated,
     )  # fmt: skip
@@ -347,7 +350,7 @@ def _lowest_at_bound(
     return min(at_bound, key=order, default=None)
 
 
-def _ranking_key(by: By, candidate: Candidate) -> tuple[float, int, tuple[float, ...], float]:
+def _ranking_key(by: Criterion, candidate: Candidate) -> tuple[float, int, tuple[float, ...], float]:
     """Sort key: price, devices, published precision and most bits, TPOT."""
     return unknown_last(candidate.price(by)), candidate.devices, _negative_bits(candidate.quant), candidate.tpot_s
 

@@ -215,7 +215,7 @@ class Scheduler:
         """Returns the cached tokens of a prompt, and evicts idle blocks where it needs their memory."""
         if not self.caches.named:
             preempted = self.requests.preemptions[request]  # blocks of its own are lost, those common to all are not
-            return int((self.caches.common if preempted else self.caches.known)[request])
+            return int((self.caches.common if preempted else self.caches.cached)[request])
         blocks, last_token = self.prompt_blocks(request), self.requests.prompt[request] - 1
         cached_tokens = min(rank.prefix_cache.hit_tokens(blocks), last_token)  # whose logits give the first output
         rank.prefix_cache.acquire(request, blocks)

@@ -117,7 +117,7 @@ class Search:
         for one, pairs in zip(bounds, within_targets, strict=True):
             timed_placements = [(placement, places, next(times)) for placement, places in pairs]
             expected_times = [
-                Timed(laid, [p for p in places if isfinite(step_times.alone[p])], step_times)
+                Timed(laid, [p for p in places if isfinite(step_times.single_prefill[p])], step_times)
                 for laid, places, step_times in timed_placements
             ]
             expected_candidates = {

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from .. import __version__
-from ..analyzing.costs import By
+from ..analyzing.costs import Criterion
 from ..analyzing.facts import finite
 from ..model import Model
 from ..parameters import KvLink, KvTransfer
@@ -55,8 +55,8 @@ class ServicePlan(Rows):
     prompt: int
     gen: int
     goals: Goals
-    by: By
-    requested_measure: By | None
+    by: Criterion
+    requested_measure: Criterion | None
     years: float | None
     max_devices: int
     kv_transfer: KvTransfer | None

@@ -61,7 +61,9 @@ def steady(steps: Steps, traffic: Traffic, *, rate: float, policy: Policy, max_b
         fitting = steps.max_fitting(max_batch * ranks, prompt=longest, gen=int(demand.gen[-1])) // ranks
     else:
         cache_bytes = steps.kv_budget_bytes(policy.most_read(longest)) - steps.shared_prefix_bytes(traffic.prompt)
-        fitting = int(cache_bytes / float(steps.cache_bytes(demand.own + steps.draft_tokens))) if cache_bytes > 0 else 0
+        fitting = (
+            int(cache_bytes / float(steps.cache_bytes(demand.unshared + steps.draft_tokens))) if cache_bytes > 0 else 0
+        )
     batch_limit = min(max_batch, fitting) / steps.micro_batches
     if not batch_limit:
         return _overrun(max_rate=0, batch=0)
@@ -84,14 +86,14 @@ class _Flow:
     (PASTA, doi:10.1287/opre.30.2.223).
 
     others        other sequences that decode with one, [batch]
-    turns         micro-batches of the pipeline
+    micro_batches  micro-batches of the pipeline
     decode_steps  mean decode steps of a request
     step_s        step that only decodes, of a sequence and its others, [batch] [s]
     full_step_s   step that only decodes, with as many sequences in all micro-batches, [batch] [s]
     """
 
     others: Column
-    turns: int
+    micro_batches: int
     decode_steps: float
     policy: Policy
     prompts: Prompts
@@ -100,8 +102,10 @@ class _Flow:
 
     @classmethod
     def of(cls, steps: Steps, demand: Demand, policy: Policy, batch_limit: float) -> _Flow:
-        others, turns = np.concatenate(([0.0], np.geomspace(1 / 64, batch_limit, _BATCHES))), steps.micro_batches
-        filled = 1 - (1 - 1 / turns) * np.exp(-others)  # fraction of the turns with any sequence; its own has one
+        others = np.concatenate(([0.0], np.geomspace(1 / 64, batch_limit, _BATCHES)))
+        micro_batches = steps.micro_batches
+        # Fraction of micro-batches with any sequence: that of the sequence itself has one.
+        filled = 1 - (1 - 1 / micro_batches) * np.exp(-others)
         step_s, full_step_s = (
             np.broadcast_to(
                 np.asarray(steps.decode_s(batch=batch, kv_len=demand.middle, filled=part), dtype=float), others.shape
@@ -109,66 +113,70 @@ class _Flow:
             for batch, part in ((1 + others, filled), (np.maximum(others, 1), 1.0))
         )
         return cls(
-            others=others, turns=turns, decode_steps=demand.wanted, policy=policy,
+            others=others, micro_batches=micro_batches, decode_steps=demand.decode_steps, policy=policy,
             prompts=prompts_of(steps, demand, policy, others), step_s=step_s, full_step_s=full_step_s,
         )  # fmt: skip
 
     @property
     def every_s(self) -> Column:
-        return self.prompts.every_s / self.turns
+        return self.prompts.every_s / self.micro_batches
 
     @property
-    def together(self) -> Column | int:
-        return self.turns * self.prompts.together
+    def max_prompts(self) -> Column | int:
+        return self.micro_batches * self.prompts.max_prompts
 
     @property
     def max_rate(self) -> float:
         """Maximum rate of requests of a turn. [1/s]"""
         prompts, batch = self.prompts, np.maximum(self.others, 1e-9)
-        if self.turns > 1:
+        if self.micro_batches > 1:
             per_request = saturated_s(
-                batch / max(self.decode_steps, 1e-9), held_up_s(prompts.time_s, self.full_step_s, self.turns),
-                self.every_s, self.full_step_s, most=self.together, lanes=self.turns,
-                parts=np.maximum(prompts.along, 1), mixes=self.policy.mixes,
+                batch / max(self.decode_steps, 1e-9), held_up_s(prompts.time_s, self.full_step_s, self.micro_batches),
+                self.every_s, self.full_step_s, most=self.max_prompts, lanes=self.micro_batches,
+                parts=np.maximum(prompts.decoding_steps, 1), mixes=self.policy.mixes,
             )  # fmt: skip
         else:
             per_request = (
-                self.decode_steps * self.full_step_s / batch + prompts.every_s - prompts.each * self.full_step_s
+                self.decode_steps * self.full_step_s / batch
+                + prompts.every_s
+                - prompts.decoding_full_steps * self.full_step_s
             )
         return float(np.max(1 / np.maximum(per_request, prompts.every_s)[1:]))
 
     def reading(self, rate: float) -> Reading:
-        alone_s = held_up_s(self.prompts.time_s, self.step_s, self.turns)
-        rates = np.full(len(self.others), self.turns * rate)
-        return reading(rates, alone_s, self.every_s, self.step_s, self.together)
+        alone_s = held_up_s(self.prompts.time_s, self.step_s, self.micro_batches)
+        rates = np.full(len(self.others), self.micro_batches * rate)
+        return reading(rates, alone_s, self.every_s, self.step_s, self.max_prompts)
 
     def interval_s(self, rate: float, read: Reading, busy: Column) -> Column:
         """Time between two decode steps of a sequence; inf if there is no time to decode. [s]"""
-        joined = self.prompts.along if self.policy.mixes else np.maximum(1 - read.prompts / self.turns, 0)
-        return token_interval_s(self.step_s, busy, self.turns * rate * joined / read.prompts)
+        joined = (
+            self.prompts.decoding_steps if self.policy.mixes else np.maximum(1 - read.prompts / self.micro_batches, 0)
+        )
+        return token_interval_s(self.step_s, busy, self.micro_batches * rate * joined / read.prompts)
 
     def ttft_s(self, rate: float, read: Reading, at_mean: Callable[[Column], float]) -> tuple[float, float]:
         """Time to first token [s], and the fraction of the time in which steps only decode.
 
-        A whole prompt delays those of all turns. A chunk delays those of other turns for a step, so that the turns are
-        servers of one queue (Sakasegawa 1977).
+        A whole prompt delays those of all micro-batches. A chunk delays those of other micro-batches for a step,
+        so that micro-batches are servers of one queue (Sakasegawa 1977).
 
         at  value of a column at the mean batch
         """
-        prompts, turns = self.prompts, self.turns
-        occupied = at_mean(turns * rate * read.read_s / read.prompts)
-        any_decodes = 1 - float(np.exp(-turns * at_mean(self.others)))  # sequences come at random
+        prompts, micro_batches = self.prompts, self.micro_batches
+        occupied = at_mean(micro_batches * rate * read.read_s / read.prompts)
+        any_decodes = 1 - float(np.exp(-micro_batches * at_mean(self.others)))  # sequences come at random
         decoding = (1 - occupied) * any_decodes
         last_s = any_decodes * prompts.more_s + (1 - any_decodes) * prompts.more_s[0]
-        along = 1 if self.policy.cuts else turns
-        servers = turns // along
-        each = np.maximum(read.prompts * along / turns, 1)
+        along = 1 if self.policy.cuts else micro_batches
+        servers = micro_batches // along
+        each = np.maximum(read.prompts * along / micro_batches, 1)
         square = prompts.square * (read.read_s / prompts.time_s) ** 2 / each
         queued = along * rate * at_mean(read.read_s / each)
-        chunk_s = read.read_s / np.maximum(prompts.along, 1)
+        chunk_s = read.read_s / np.maximum(prompts.decoding_steps, 1)
         before = along * rate * at_mean(square) / 2 * queued ** (sqrt(2 * (servers + 1)) - 2) / servers
         residual = before + decoding * at_mean(self.step_s) / 2 + (occupied - queued) * at_mean(chunk_s) / 2
-        waited = residual / (1 - queued * at_mean(each / (along * prompts.together)))
+        waited = residual / (1 - queued * at_mean(each / (along * prompts.max_prompts)))
         return at_mean(read.read_s + last_s) + waited, decoding
 
 
@@ -181,7 +189,7 @@ def _continuous(steps: Steps, demand: Demand, rate: float, policy: Policy, batch
     read = flow.reading(rate)
     busy = steps.micro_batches * rate * read.read_s / read.prompts
     interval_s = flow.interval_s(rate, read, busy)
-    index, stable, _ = decode_batch(np.array([rate]), demand.wanted, interval_s, flow.others)
+    index, stable, _ = decode_batch(np.array([rate]), demand.decode_steps, interval_s, flow.others)
     if not stable:
         return _overrun(max_rate=max_rate, batch=batch_limit)
 
@@ -191,7 +199,7 @@ def _continuous(steps: Steps, demand: Demand, rate: float, policy: Policy, batch
     ttft_s, decoding = flow.ttft_s(rate, read, at_mean)
     return SteadyState(
         batch=at_mean(flow.others), utilization=at_mean(busy) + decoding, ttft_s=ttft_s,
-        tpot_s=at_mean(interval_s) * demand.often, max_rate=max_rate, max_batch=int(batch_limit),
+        tpot_s=at_mean(interval_s) * demand.steps_per_token, max_rate=max_rate, max_batch=int(batch_limit),
     )  # fmt: skip
 
 
@@ -242,7 +250,7 @@ def _static(steps: Steps, demand: Demand, rate: float, policy: Policy, batch_lim
         batch=mean_batch,
         utilization=utilization,
         ttft_s=utilization * cycle_s / 2 + at_mean(read * (parts + 1) / (2 * parts)),
-        tpot_s=at_mean(decoding) * per_token if policy.padded else at_mean(step_s) * demand.often + later,
+        tpot_s=at_mean(decoding) * per_token if policy.padded else at_mean(step_s) * demand.steps_per_token + later,
         max_rate=max_rate,
         max_batch=int(batch_limit),
     )

@@ -56,7 +56,7 @@ class FleetSteadyState:
         max_rates  from max_rates_by_batch()
         memory     required over available, [device, batch]
         """
-        decode_steps, limits, group_rate = load.wanted, load.limits, rate / times.apart
+        decode_steps, limits, group_rate = load.decode_steps, load.limits, rate / times.rank_sets
         step = times.step[:, None, :]
         with np.errstate(divide="ignore", invalid="ignore"):
             tpot = _Steps.of(group_rate[..., None], step, times).tpot_s  # [device, rate, batch]
@@ -117,14 +117,15 @@ class _Steps(NamedTuple):
                 idle = 1 - busy * prefills.full
                 prefill_s = read + busy * read / 2 / idle
                 return cls(busy, token_interval_s(step, busy), prefill_s, (1 - busy) * step / 2 / idle)
-            rank_share = np.minimum(rate * round_s / times.lanes, prefills.often)  # steps in which a rank prefills
+            # Fraction of steps in which a rank prefills.
+            rank_share = np.minimum(rate * round_s / times.lanes, prefills.prefill_fraction)
             return cls(
-                busy=prefills.often * read / round_s,
+                busy=prefills.prefill_fraction * read / round_s,
                 tpot_s=np.where(rank_share < 1, round_s / (1 - rank_share), inf),
                 prefill_s=read
-                + prefills.often * read * read / round_s / 2
+                + prefills.prefill_fraction * read * read / round_s / 2
                 + rank_share * round_s / (1 - rank_share) / 2,
-                decode_s=(1 - prefills.often) * step * step / round_s / 2,
+                decode_s=(1 - prefills.prefill_fraction) * step * step / round_s / 2,
             )
 
     def ttft_s(self, decoding: Grid) -> Grid:
@@ -140,24 +141,24 @@ def max_rates_by_batch(times: StepTimes, memory: Grid, load: Load) -> Grid:
 
     memory  required over available, [device, batch]
     """
-    decode_steps, step = load.wanted, times.step
+    decode_steps, step = load.decode_steps, times.step
     with np.errstate(divide="ignore", invalid="ignore"):
         steps_per_sequence = (
-            times.apart * decode_steps / (load.limits - (decode_steps > 0))
+            times.rank_sets * decode_steps / (load.limits - (decode_steps > 0))
         )  # decode steps per other sequence
         if times.lanes > 1:
             request_s = saturated_s(
-                1 / steps_per_sequence / times.lanes, times.held_up(step), times.every[:, None], step,
-                most=times.together, lanes=times.lanes,
+                1 / steps_per_sequence / times.lanes, times.held_up(step), times.packed_prefill[:, None], step,
+                most=times.max_prompts, lanes=times.lanes,
             )  # fmt: skip
             rate = np.where(np.isinf(steps_per_sequence), 0.0, times.lanes / request_s)
         else:
-            rate = 1 / (times.every[:, None] + steps_per_sequence * step)
-    for _ in range(_HALVINGS if times.lanes == 1 and times.together > 1 else 0):
+            rate = 1 / (times.packed_prefill[:, None] + steps_per_sequence * step)
+    for _ in range(_HALVINGS if times.lanes == 1 and times.max_prompts > 1 else 0):
         prefills = times.reading(rate, step)
         request_s = prefills.read_s / prefills.prompts + steps_per_sequence * step
         rate = np.sqrt(rate / request_s)  # halfway, as it falls where steps are longer
-    return np.where(memory <= 1, times.apart * rate, 0.0)
+    return np.where(memory <= 1, times.rank_sets * rate, 0.0)
 
 
 def most_within(rate: Grid, times: StepTimes, max_rates: Grid, memory: Grid, load: Load) -> Grid:

@@ -130,6 +130,7 @@ def _check_values(name: str, values: object) -> None:
 
 
 def check_axis(name: str, values: Sequence[int] | Sequence[str]) -> None:
+    """Raises InputError if the axis is unknown, or a value is given twice or does not suit it."""
     if name not in (*NUMBERS, *TECHNIQUES, *DEVICE):
         raise InputError(f"no axis {name!r} to sweep over; {suggest(name, (*NUMBERS, *TECHNIQUES, *DEVICE))}")
     _check_values(name, values)

@@ -54,6 +54,8 @@ def pytest_collection_modifyitems(config, items):
     if marked and not config.getoption("all"):
         config.hook.pytest_deselected(items=list(marked))
         items[:] = [item for item in items if item not in marked]
+    # Tests in a browser wait for it half of their time: one worker begins with them, while another has the cores.
+    items.sort(key=lambda item: "browser" not in getattr(item, "fixturenames", ()))
 
 
 def pytest_collection_finish():

@@ -27,7 +27,7 @@ for name, sm, place, *tiles in (wanted.split(":") for wanted in sys.argv[1:]):
     case = kernel.full_size[int(place)]
     tile = kernel.tilings(targets[sm], case)[int(tiles[0])] if tiles else None
     for launch in kernel.launches(case, targets[sm], tile):
-        found = aot.compiled(launch, int(sm), look=(name, int(sm)) in LOOKED)
+        found = aot.compile_launch(launch, int(sm), inspect_code=(name, int(sm)) in LOOKED)
         own = {"kernel": name, "place": int(place), "fits": found.fits, "tile": repr(tile)}
         print(json.dumps(dataclasses.asdict(found) | own | {"a_byte": found.loop and found.rate(1, launch.num_warps)}))
 """
@@ -149,7 +149,7 @@ kernel = load_kernel("gemm")
 inputs = kernel.make(kernel.full_size[0], "meta", 0)
 tile = gemm.GemmTiling(block_m=256, block_n=256, block_k=64, num_warps=4, num_stages=5)
 (launch,) = kernel.plan(aot.TARGETS[1], **inputs, tile=tile).launches
-found = aot.compiled(launch, 90, look=False)
+found = aot.compile_launch(launch, 90, inspect_code=False)
 print(found.fits, found.spills > 100)
 """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -132,7 +132,7 @@ from llmviewer.kernels import aot, load_kernel
 for name, place in (wanted.split(":") for wanted in sys.argv[1:]):
     kernel = load_kernel(name)
     launch, *_ = kernel.launches(kernel.full_size[int(place)], aot.TARGETS[1])
-    found = aot.compiled(launch, 90)
+    found = aot.compile_launch(launch, 90)
     keys, dim = launch.arguments["BLOCK_N"], launch.arguments["DIM"]
     rate = found.rate(2 * keys * dim, launch.num_warps)
     print(json.dumps(dataclasses.asdict(found) | {"rate": rate}))

@@ -24,7 +24,7 @@ aot._tool = kept
 targets = {str(target.sm): target for target in aot.TARGETS}
 for name, sm in (wanted.split(":") for wanted in sys.argv[1:]):
     for launch in load_kernel(name).launches(load_kernel(name).full_size[0], targets[sm]):
-        found = aot.compiled(launch, int(sm))
+        found = aot.compile_launch(launch, int(sm))
         wide = [len(re.findall(rf"\\b{move}\\.\\S*\\b128\\b", seen["nvdisasm"])) for move in ("LDG", "STG")]
         print(json.dumps([name, int(sm), found.function, found.spills, *wide]))
 """

@@ -76,10 +76,10 @@ class Compiled:
 
 
 def compile_launch(launch: Launch, sm: int, *, inspect_code: bool = True) -> Compiled:
-    """Compile a launch for compute capability `sm`.
+    """Compiles a launch for compute capability `sm`.
 
-    look  whether to count matrix instructions, copies and loops in the machine code; else it is read only for launches
-          that use local memory, as only those can spill
+    inspect_code  whether to count matrix instructions, copies and loops in the machine code; else it is read only for
+                  launches that use local memory, as only those can spill
 
     Raises triton's CompilationError if the kernel is invalid.
     """

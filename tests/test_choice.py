@@ -382,9 +382,9 @@ def test_what_to_expect_stands_beside_the_bounds_and_ranks_nobody(novel):
     names = [[one.cell.hardware.name for one in found.ranked] for found in (novel, bound)]
     assert names[0] == names[1]
     text = REPORT.text(novel)
-    assert "What to expect of measured kernels" in text
+    assert "Expected times" in text
     assert max(map(len, text.splitlines())) <= 80
-    assert "expect" not in REPORT.text(bound)
+    assert "Expected" not in REPORT.text(bound)
     assert all(row["expected_tpot_s"] is None for row in bound.rows())
 
 

@@ -317,8 +317,8 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
         ("analyze gpt2 t4 --kv-len 0", "--kv-len must be a whole number of at least 1; got 0"),
         ("plot rofline gpt2 t4", "no figure 'rofline': did you mean roofline?"),
         ("plot memory gpt2 t4 --quant 'W4;W4'", "--quant: W4 is given twice; give each once"),
-        ("compare gpt2 all h100", "all is every device; leave out the others"),
-        ("choose gpt2 --hardware all,h100", "all is every device; leave out the others"),
+        ("compare gpt2 all h100", "all includes every device; leave out the other names"),
+        ("choose gpt2 --hardware all,h100", "all includes every device; leave out the other names"),
         ("analyze gpt2 t4 --with foo",
          "no technique 'foo': the nearest is fusion (`llmviewer techniques` lists all)"),
         ("analyze gpt2 t4 --with eagle,fusion",
@@ -360,8 +360,8 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
         ("afd deepseek-v3 h100-sxm h100-sxm --batch 1..10000",
          "--batch 1..10000: must be at most 1000 values; got 10000"),
         ("plan gpt2 --rate 1 --hardware t4,l4,a10 --max-devices 100000",
-         ("--max-devices must make at most 300,000,000 combinations of devices, layouts, precisions, copies and "
-          "batches; 100000 makes 432,000,000: lower it, or name a few devices to choose from")),
+         ("--max-devices must make at most 300,000,000 combinations of devices, layouts, precisions, replicas and "
+          "batches; 100000 makes 432,000,000: lower it, or name a few devices")),
         ("compare gpt2 t4 --batch x", f"--batch=x: {NUMBERS}; got 'x'"),
         ("compare gpt2 t4 --depreciation 0", "--depreciation must be a positive number; got 0"),
         ("compare gpt2 t4 --quant fp8 --quant fp8", "--quant: fp8 is given twice; give each once"),

@@ -377,9 +377,9 @@ def test_the_command_says_how_many(capsys):
     assert main(asked) == 0
     out = capsys.readouterr().out
     assert "at most 8 devices of a kind" in " ".join(out.split())
-    assert "n: how many." in out
+    assert "The smallest number of devices that qualifies, up to 8 on one host" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 80
-    assert "memory, of what there is: " in out.partition("Devices that do not qualify")[2]
+    assert "memory, over what is available: " in out.partition("Devices that do not qualify")[2]
     assert main([*asked, "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["inputs"]["max_devices"] == 8
@@ -391,4 +391,4 @@ def test_the_command_says_how_many(capsys):
 @pytest.mark.slow("compares many layouts")
 def test_the_page_of_a_choice_shows_how_many(seventy):
     page = CHOICE.html(seventy)
-    assert "in one box; costs and powers are of all of them" in page
+    assert "on one host with tensor parallelism; costs and powers are those of all devices" in " ".join(page.split())

@@ -309,6 +309,6 @@ def test_operators_have_the_name_of_their_block_where_they_differ_between_blocks
 def test_a_comparison_says_what_its_figures_leave_out():
     found = compare("llama-3.1-70b", ["h100-sxm", "mi300x", "l40s"])
     words = " ".join(Tags(COMPARISON.html(found)).words)
-    assert "Figures leave out 2 settings: 2 do not fit." in " ".join(words.split())
+    assert "Not in the figures: 2 settings (2 do not fit)." in " ".join(words.split())
     one = compare("llama-3.1-8b", ["h100-sxm", "l4"])
     assert "Figures leave out" not in COMPARISON.html(one)

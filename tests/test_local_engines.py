@@ -210,7 +210,7 @@ def test_devices_are_chosen_and_planned_with_the_engine():
         plan("llama-3-8b", rate=0.1, hardware=order, quants=["Q4_K_M"], engine="llama.cpp", max_devices=1, by="devices")
         for order in (names, names[::-1])
     ]
-    found = [{one.hardware.name: one.tpot_s for one in each.each} for each in plans]
+    found = [{one.hardware.name: one.tpot_s for one in each.best_by_device} for each in plans]
     assert set(found[0]) == {"rtx-4090", "m4-max"}
     assert found[0] == pytest.approx(found[1])
 

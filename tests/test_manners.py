@@ -73,7 +73,7 @@ def test_an_interrupted_sweep_says_what_is_kept_and_resumes(tmp_path):
         process.send_signal(signal.SIGINT)
         said = process.communicate()[1]
     assert process.returncode == 130
-    line = f"llmviewer: stopped; finished shards are in {tmp_path}; the same command goes on from there"
+    line = f"llmviewer: stopped; finished shards are in {tmp_path}; the same command resumes"
     assert said.splitlines()[-1] == line
     assert list(tmp_path.glob("**/[!.]*.parquet"))
 

@@ -508,9 +508,9 @@ def test_what_has_no_room_is_worked_out_no_further_than_matters(monkeypatch):
     found = plan("llama-3.1-70b", **asked)
     whole, tried = search.placements, []
 
-    def every(one, devices, load, known, *, large):
-        tried.append(large)
-        return whole(one, devices, load, known, large=True)
+    def every(one, devices, load, known, *, include_too_large):
+        tried.append(include_too_large)
+        return whole(one, devices, load, known, include_too_large=True)
 
     monkeypatch.setattr(search, "placements", every)
     assert plan("llama-3.1-70b", **asked).to_dict() == found.to_dict()

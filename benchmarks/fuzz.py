@@ -131,8 +131,8 @@ def changed_text(random: random.Random, text: str) -> str:
     """Text with some of its words, numbers and marks replaced, dropped or repeated."""
     numbers = [*re.finditer(r"\d+", text)]
     if numbers and random.random() < 0.5:
-        found, size = random.choice(numbers), random.choice((0, 1, 2, 3, 7, 8, 64, 1000, 10**6, 10**9))
-        return f"{text[: found.start()]}{size}{text[found.end() :]}"
+        match, size = random.choice(numbers), random.choice((0, 1, 2, 3, 7, 8, 64, 1000, 10**6, 10**9))
+        return f"{text[: match.start()]}{size}{text[match.end() :]}"
     parts = re.split(r"([\w.]+)", text)
     for _ in range(random.choice((1, 1, 2, 4))):
         place = random.randrange(len(parts))
@@ -162,9 +162,9 @@ def changed_bytes(random: random.Random, data: bytes) -> bytes:
             case _:
                 numbers = [*re.finditer(rb"\d+(?:\.\d+)?", raw)]
                 if numbers:
-                    found = random.choice(numbers)
+                    match = random.choice(numbers)
                     text = random.choice((b"nan", b"inf", b"-1", b"9" * 400, b"1e400", b"", b"null", b'"x"', b"0"))
-                    raw[found.start() : found.end()] = text
+                    raw[match.start() : match.end()] = text
     return bytes(raw)
 
 
@@ -210,9 +210,9 @@ config:
 """
 
 
-def _analyze(model: object, *more: str, device: object = DEVICE) -> Run:
+def _analyze(model: object, *options: str, device: object = DEVICE) -> Run:
     return lambda: command(
-        "analyze", str(model), str(device), "--prompt", "64", "--gen", "4", "--format", "json", *more
+        "analyze", str(model), str(device), "--prompt", "64", "--gen", "4", "--format", "json", *options
     )
 
 
@@ -707,8 +707,8 @@ def check(run: Run, *, strict: bool) -> str:
         return _where(error)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    taken = time.process_time() - began
-    return f"more than {MAX_SECONDS:.0f} s" if taken > MAX_SECONDS else ""
+    elapsed_s = time.process_time() - began
+    return f"more than {MAX_SECONDS:.0f} s" if elapsed_s > MAX_SECONDS else ""
 
 
 def _where(error: BaseException) -> str:
@@ -719,19 +719,19 @@ def _where(error: BaseException) -> str:
 
 def fuzz(kinds: list[str], seeds: range, *, strict: bool, verbose: bool = False) -> Counter[tuple[str, str]]:
     """Number of inputs by (kind, fault or REFUSED); the first input of each fault is printed."""
-    found: Counter[tuple[str, str]] = Counter()
+    faults: Counter[tuple[str, str]] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         for number, (seed, kind) in enumerate(itertools.product(seeds, kinds)):
             place = Path(folder) / str(number)
             place.mkdir()
-            given, run = KINDS[kind](random.Random(f"{kind} {seed}"), place)  # noqa: S311
+            arguments, run = KINDS[kind](random.Random(f"{kind} {seed}"), place)  # noqa: S311
             if verbose:
-                print(kind, seed, given, flush=True)
+                print(kind, seed, arguments, flush=True)
             if fault := check(run, strict=strict):
-                found[kind, fault] += 1
-                if found[kind, fault] == 1 and fault != REFUSED:
+                faults[kind, fault] += 1
+                if faults[kind, fault] == 1 and fault != REFUSED:
                     print(f"--kind {kind} --seed {seed}: {fault}", flush=True)
-    return found
+    return faults
 
 
 def run(arguments: list[str]) -> int:

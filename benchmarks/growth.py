@@ -1,4 +1,4 @@
-"""How cost grows with the size of the question: `python benchmarks/growth.py [--large] [--write docs/growth.md]`.
+"""Growth of cost with the size of the question: `python benchmarks/growth.py [--large] [--write docs/speed.md]`.
 
 Each row is one process of the command line: processor time of it and its workers, and peak memory of the largest. With
 --large, sizes up to those that users have: a million requests, 10^8 settings, a trace of 200 MB.

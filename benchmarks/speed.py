@@ -170,8 +170,8 @@ def million_points() -> tuple[int, float]:
 
 
 def expectations(kernels: int = 100_000, chunk: int = 2048) -> dict[str, tuple[float, float]]:
-    """Of an H100, by family, as many at a time as stay in a core's cache: how many a second, and how much longer they
-    take than logarithms and exponentials of as many numbers.
+    """Expectations per second of kernels on an H100, by family, and their time over that of logarithms and exponentials
+    of as many numbers; in chunks that stay in a core's cache.
     """
     random = np.random.default_rng(0)
     attention = {"q_heads": 32, "kv_heads": 8, "head_dim": 128, "v_head_dim": 128}

@@ -35,16 +35,20 @@ MEMORY = Resource(Unit.MEMORY)
 
 
 def matrix(dtype: str) -> Resource:
+    """Matrix units in a data type."""
     return Resource(Unit.MATRIX, dtype)
 
 
 def link(tier: str) -> Resource:
+    """Link of a tier of the network, one way."""
     return Resource(Unit.LINK, tier)
 
 
 def hop(tier: str) -> Resource:
+    """Latency of a hop over a tier of the network."""
     return Resource(Unit.HOP, tier)
 
 
 def vector(dtype: str) -> Resource:
+    """Vector units in a data type."""
     return Resource(Unit.VECTOR, dtype)

@@ -32,4 +32,8 @@ def write(path: Path, fill: Callable[[Path], object]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Writes a file in UTF-8, as a whole or not at all.
+
+    Raises InputError if it cannot be written.
+    """
     write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

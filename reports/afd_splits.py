@@ -72,7 +72,7 @@ def tables(result: Splits) -> list[Table]:
 
 
 def remarks(result: Splits) -> list[str]:
-    """How many splits qualify, and the throughput without disaggregation."""
+    """Number of splits that qualify, and the throughput without disaggregation."""
     split = result.splits[0]
     best, place = split.result, split.place
     count = f"{len(result.splits)} of {result.tried} splits"

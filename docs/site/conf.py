@@ -32,6 +32,7 @@ ROW = re.compile(r"(?P<names>\w+(?:, \w+)*) {2,}(?P<text>\S.*)")
 
 
 def setup(app: Sphinx) -> None:
+    """Registers the handlers below with Sphinx."""
     app.connect("source-read", list_public_names)
     app.connect("autodoc-process-docstring", describe_parameters)
 

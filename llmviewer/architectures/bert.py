@@ -96,7 +96,7 @@ def build_mpnet(config: Section, fmt: Format) -> Graph:
     mixer = RelativeAttention(attention=replace(_attention(config), alibi=True), buckets=buckets)
     layers = [replace(_layer(config, act="gelu"), mixer=mixer)] * config.count("num_hidden_layers")
     shapes = {TABLE: (buckets, config.integer("num_attention_heads"))}
-    return encoder(config, fmt, pooler=True, types=0, layers=layers, held=shapes)
+    return encoder(config, fmt, pooler=True, types=0, layers=layers, shared_shapes=shapes)
 
 
 class SharedLayer(Layer):
@@ -117,12 +117,12 @@ def encoder(
     positions: int = 512,
     act: str = "gelu",
     layers: list[Layer] | None = None,
-    held: Mapping[str, tuple[int, ...]] | None = None,
+    shared_shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Graph:
     """`embed_width`, `types`, `positions` and `act` are what the class has where the config does not say; 0 is none.
 
     pooler  the bare model ends with one
-    held    what the layers share
+    shared_shapes  shapes of weights that all layers share, by name
     """
     if config.text("model_type") not in _DECODERS:
         require_false(config, "is_decoder", "this encoder is not known as a decoder; got true")
@@ -140,7 +140,7 @@ def encoder(
         embed_width=width,
         projected=config.text("model_type") == "albert",
         embed_norm=True,
-        held=held,
+        shared_shapes=shared_shapes,
         heads=_heads(config, hidden, width, pooler=pooler, pool_act=pool_act, act=act),
     ).graph(fmt)
 
@@ -173,7 +173,7 @@ def _heads(config: Section, hidden: int, width: int, *, pooler: bool, pool_act: 
         norm=True,
         classes=config.integer("vocab_size"),
         words=True,
-        wanted=_decodes(config),
+        with_logits=_decodes(config),
         tied=config.flag("tie_word_embeddings", default=True),
     )
     pooled = Head(first=True, dense=hidden, act=pool_act)

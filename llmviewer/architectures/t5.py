@@ -142,7 +142,7 @@ def _built(
         ],
         norm=NormKind.RMS,
         final_norm=True,
-        held=bias_tables,
+        shared_shapes=bias_tables,
         heads=(Head(classes=labels_of(config)),) if kind == "tokens" else (),
     )
     if kind != "pair":
@@ -161,7 +161,7 @@ def _built(
         norm=NormKind.RMS,
         tied=config.flag("tie_word_embeddings", default=tied) and not own_head,
     )
-    return pair(encoder, decoder, fmt, held=bias_tables)
+    return pair(encoder, decoder, fmt, shared_shapes=bias_tables)
 
 
 def _kind(network: FeedForward, among: Sequence[FeedForward]) -> str:

@@ -175,8 +175,8 @@ class Cell:
     def peak(self) -> float:
         """Peak rate of the unit that runs most matrix products of the prefill, without the head. [OP/s]"""
         launches: dict[Resource, int] = {}
-        for needed, count in self.matrix_launches.items():
-            unit = self.hardware.supply(needed)
+        for operand_unit, count in self.matrix_launches.items():
+            unit = self.hardware.supply(operand_unit)
             launches[unit] = launches.get(unit, 0) + count
         return self.hardware.rates[max(launches, key=launches.__getitem__)]
 
@@ -367,9 +367,9 @@ def _matrix_launches(fleet: Fleet) -> dict[Resource, int]:
     """Launches of matrix products without the head, by the resource that they need."""
     launches: dict[Resource, int] = {}
     for row in fleet.operators:
-        needed = row.work.operand_unit
-        if needed.unit is Unit.MATRIX and kind_of(row.operator.kind).group is not OperatorGroup.HEAD:
-            launches[needed] = launches.get(needed, 0) + row.block.repeat
+        operand_unit = row.work.operand_unit
+        if operand_unit.unit is Unit.MATRIX and kind_of(row.operator.kind).group is not OperatorGroup.HEAD:
+            launches[operand_unit] = launches.get(operand_unit, 0) + row.block.repeat
     return launches
 
 

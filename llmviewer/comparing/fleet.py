@@ -98,12 +98,12 @@ def fleets(
     for place, (graph, device) in enumerate(zip(graphs, devices, strict=True)):
         lowered = works[id(graph)]
         try:
-            supplied = list(map(device.supply, lowered.wanted))
+            supplied = list(map(device.supply, lowered.operand_units))
         except InputError as error:
             refused[place] = str(error)
             continue
         units = tuple((resource.unit, supplied.index(resource)) for resource in supplied)
-        groups.setdefault((lowered.wanted, units, lowered.pattern), []).append((place, lowered))
+        groups.setdefault((lowered.operand_units, units, lowered.pattern), []).append((place, lowered))
     return [_fleet(members, devices) for members in groups.values()], refused
 
 
@@ -111,14 +111,14 @@ def fleets(
 class _LoweredGraph:
     """A graph with the work of each operator, and a number per operator that equal works share.
 
-    wanted   resources that the works need
+    operand_units  resources that the works need
     pattern  graphs with equal patterns can be merged into one fleet
     """
 
     graph: Graph
     works: tuple[Work, ...]
     numbers: tuple[int, ...]
-    wanted: tuple[Resource, ...]
+    operand_units: tuple[Resource, ...]
     pattern: tuple[int, ...]
 
 
@@ -177,7 +177,7 @@ def _needed_resources(work: Work) -> tuple[Resource, ...]:
 
 
 def _fleet(members: Sequence[tuple[int, _LoweredGraph]], devices: Sequence[Hardware]) -> Fleet:
-    graph, needed_resources = members[0][1].graph, members[0][1].wanted
+    graph, needed_resources = members[0][1].graph, members[0][1].operand_units
     fleet_devices = [devices[place] for place, _ in members]
     supplied = {resource: fleet_devices[0].supply(resource) for resource in needed_resources}
     rates = {
@@ -199,12 +199,12 @@ def _fleet(members: Sequence[tuple[int, _LoweredGraph]], devices: Sequence[Hardw
 def _busy(work: Work, first: Mapping[Resource, Resource], rates: Mapping[Resource, Num]) -> dict[Resource, Form]:
     """Busy time of each resource, by its name on the first device, with coefficients [device, 1]."""
     terms: dict[Resource, dict[Feature, Any]] = {}
-    for needed, form in work.amounts:
+    for operand_unit, form in work.amounts:
         if form:
-            supplied = first[needed]
+            supplied = first[operand_unit]
             coefficients = terms.setdefault(occupied_resource(supplied, terms), {})
             for feature, c in form.terms:
-                coefficients[feature] = coefficients.get(feature, 0.0) + c / rates[needed]
+                coefficients[feature] = coefficients.get(feature, 0.0) + c / rates[operand_unit]
     return {resource: Form(tuple(coefficients.items())) for resource, coefficients in terms.items()}
 
 

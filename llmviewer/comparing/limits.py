@@ -17,8 +17,8 @@ from .cells import DATA_TYPE, ENGINE, LINK, WHAT_IF, Cell
 
 MEMORY: Final = "memory"
 _UNKNOWN: Final = {  # by factor: what a device file lacks, and how to give it
-    factor: f"no {what} is known; --hardware-set NAME:{key}=VALUE gives one"
-    for factor, what, key in (
+    factor: f"no {missing_number} is known; --hardware-set NAME:{key}=VALUE gives one"
+    for factor, missing_number, key in (
         ("budget", "purchase price", "price.purchase"),
         ("price", "price", "price.cloud"),
         ("power", "TDP", "power.tdp"),
@@ -140,5 +140,5 @@ def _unlinked_s(time_s: float, breakdown: Breakdown, devices: int) -> float:
 def _emulated_types(cell: Cell) -> tuple[str, ...]:
     """Data types of matrix products that the device's matrix units lack."""
     rates = cell.hardware.rates
-    needed = (row.work.operand_unit for row in cell.setting.plan.operators)
-    return tuple(dict.fromkeys(w.dtype for w in needed if w.unit is Unit.MATRIX and w not in rates))
+    operand_units = (row.work.operand_unit for row in cell.setting.plan.operators)
+    return tuple(dict.fromkeys(w.dtype for w in operand_units if w.unit is Unit.MATRIX and w not in rates))

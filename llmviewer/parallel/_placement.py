@@ -27,7 +27,7 @@ from .layout import nearest_divisors
 
 
 class _State(StrEnum):
-    WHOLE = "whole"
+    REPLICATED = "whole"
     CUT = "cut"
     PARTIAL = "partial"
 
@@ -162,20 +162,20 @@ class BlockSharding:
         """The state of `t`; tensors from outside of the block are whole."""
         placed = self._places.get(t.name)
         if placed is None:
-            return _Placed(tensor=t, state=_State.WHOLE)
+            return _Placed(tensor=t, state=_State.REPLICATED)
         return replace(placed, tensor=replace(t, width=placed.tensor.width, rows=t.rows * placed.share))
 
     def _put(self, before: Tensor, after: Tensor, state: _State | None = None, share: float = 1.0) -> Tensor:
-        state = state or (_State.CUT if after.width < before.width else _State.WHOLE)
+        state = state or (_State.CUT if after.width < before.width else _State.REPLICATED)
         if self.group.size == 1:
-            state = _State.WHOLE
+            state = _State.REPLICATED
         self._places[before.name] = _Placed(tensor=after, state=state, share=share)
         return after
 
     def _whole(self, name: str) -> None:
         """Makes a tensor whole on all ranks."""
         placed = self._places.get(name)
-        if placed is None or placed.state is _State.WHOLE or placed.tensor.role is not Role.ACTIVATION:
+        if placed is None or placed.state is _State.REPLICATED or placed.tensor.role is not Role.ACTIVATION:
             return
         written = max(i for i, op in enumerate(self.operators) if any(t.name == name for t in op.outputs))
         writer = self.operators[written]
@@ -200,7 +200,7 @@ class BlockSharding:
         collective = kind(name=f"{label}_{verb}", inputs=tuple(parts.values()), outputs=whole_tensors, group=self.group)
         self.operators.append(collective)
         for t in whole_tensors:
-            self._places[t.name] = _Placed(tensor=t, state=_State.WHOLE)
+            self._places[t.name] = _Placed(tensor=t, state=_State.REPLICATED)
 
     def _none_partial(self, op: Operator) -> None:
         for t in op.inputs:
@@ -286,7 +286,7 @@ class BlockSharding:
     def _attention(self, op: Operator) -> None:
         """Heads are divided if those of the queries are."""
         first = self._have(op.inputs[0])
-        if first.state is _State.WHOLE:
+        if first.state is _State.REPLICATED:
             self._run_whole(op)
             return
         heads, ranks = _heads(op), self.group.size
@@ -339,7 +339,7 @@ class BlockSharding:
             shard(p.tensor) if p.tensor.width == wide or p.tensor.role in RETAINED_ROLES else p.tensor
             for p in placed_inputs
         )
-        share, state = placed_inputs[0].share, _State.WHOLE if cut is None else _State.CUT
+        share, state = placed_inputs[0].share, _State.REPLICATED if cut is None else _State.CUT
         outputs = tuple(self._put(t, replace(shard(t), rows=t.rows * share), state, share) for t in op.outputs)
         by_head = isinstance(op, Elementwise)  # weights that heads or groups share are narrower than the output
         weights = tuple(
@@ -417,7 +417,7 @@ class BlockSharding:
             shape = (op.weight.shape[0], width, op.weight.shape[2])
             out = replace(op.outputs[0], width=width)
             partial = not self.experts.sends_tokens and self._leaves(op)
-            state = _State.PARTIAL if partial else _State.CUT if units > 1 else _State.WHOLE
+            state = _State.PARTIAL if partial else _State.CUT if units > 1 else _State.REPLICATED
         bias = tuple(local_experts(b, (b.shape[0], shape[1], *b.shape[2:])) for b in op.weights[1:])
         out = replace(out, rows=out.rows * x.share)
         weights = (local_experts(op.weight, shape), *bias)
@@ -449,7 +449,7 @@ class BlockSharding:
             self._put(out, out)
             return
         self.operators.append(placed)
-        self._put(out, out, _State.PARTIAL if all_partial else _State.WHOLE)
+        self._put(out, out, _State.PARTIAL if all_partial else _State.REPLICATED)
 
 
 def _heads(op: Operator) -> Heads:

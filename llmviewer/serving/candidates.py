@@ -174,8 +174,8 @@ def _reason(one: Candidate, load: Load) -> str:
             f"{fold(one.memory)} the {si(capacity)}B of each device{slower}"
         )
     if one.factor == "batch":
-        needed = one.excess * load.limits[-1]
-        return f"batch: needs {needed:,.0f} concurrent sequences; at most {load.limits[-1]:,.0f} allowed"
+        required_batch = one.excess * load.limits[-1]
+        return f"batch: needs {required_batch:,.0f} concurrent sequences; at most {load.limits[-1]:,.0f} allowed"
     if one.factor == "rate":
         by_memory = one.limit < load.limits[-1]
         batch_limit = f" (KV-cache capacity: {counted(one.limit, 'sequence')} per replica)" if by_memory else ""

@@ -79,20 +79,20 @@ class _Cached:
 class Stage:
     """A stage of a pipeline, or a whole model.
 
-    own      launches of each rank for its own sequences
-    shared   launches of experts for the tokens of all ranks; None if no ranks wait for each other
-    sent     communication that overlaps with the computation of the other micro-batch; None without two micro-batches
-    taken    core time of that communication; None at the bound
-    ranks    number of ranks that wait for each other
-    longest  maximum context of a sequence
-    width    tokens of each decoding sequence in a step
-    drafts   passes of the draft model before a decode step; None without one
+    compute     launches of each rank for its own sequences
+    shared      launches of experts for the tokens of all ranks; None if no ranks wait for each other
+    sent        communication that overlaps with the other micro-batch's computation; None without two micro-batches
+    core_times  core time of that communication; None at the bound
+    ranks       number of ranks that wait for each other
+    longest     maximum context of a sequence
+    width       tokens of each decoding sequence in a step
+    drafts      passes of the draft model before a decode step; None without one
     """
 
-    own: BoundTimes
+    compute: BoundTimes
     shared: BoundTimes | None
     sent: BoundTimes | None
-    taken: BoundTimes | None
+    core_times: BoundTimes | None
     ranks: int
     host: Host
     longest: int
@@ -125,10 +125,10 @@ class Stage:
 
         sent = times_of(None, overlapped=True) if any(row.operator.overlapped for row in plan.operators) else None
         return cls(
-            own=times_of(None if ranks == 1 else False),
+            compute=times_of(None if ranks == 1 else False),
             shared=None if ranks == 1 else times_of(True),
             sent=sent,
-            taken=sent.of_cores if isinstance(sent, ExpectedStepTimes) else None,
+            core_times=sent.of_cores if isinstance(sent, ExpectedStepTimes) else None,
             ranks=ranks, host=host, longest=longest, width=width,
         )  # fmt: skip
 
@@ -167,11 +167,11 @@ class Stage:
     @property
     def _parts(self) -> list[BoundTimes]:
         """Launches by part: own, shared and sent."""
-        return [part for part in (self.own, self.shared, self.sent) if part]
+        return [part for part in (self.compute, self.shared, self.sent) if part]
 
     @property
     def _timed(self) -> list[BoundTimes]:
-        return [*self._parts, self.taken] if self.taken else self._parts
+        return [*self._parts, self.core_times] if self.core_times else self._parts
 
     def _halves(self, tokens: Num) -> Num:
         """Number of micro-batches of a step with this many tokens of a rank."""
@@ -187,7 +187,7 @@ class Stage:
         """
         kernels_s: Num = sum(times, start=0.0)
         if self.sent:
-            *computing, communication_s, core_s = times if self.taken else (*times, 0.0)
+            *computing, communication_s, core_s = times if self.core_times else (*times, 0.0)
             computing_s = sum(computing, start=0.0)
             kernels_s = pipelined_s(
                 computing_s + communication_s,
@@ -203,7 +203,7 @@ class Stage:
 
     @cached_property
     def _own(self) -> _Cached:
-        return _Cached(self.own, self.longest)
+        return _Cached(self.compute, self.longest)
 
     @cached_property
     def _shared(self) -> _Cached | None:
@@ -211,7 +211,7 @@ class Stage:
 
     @cached_property
     def _overlapped(self) -> list[_Cached]:
-        return [_Cached(part, self.longest) for part in (self.sent, self.taken) if part]
+        return [_Cached(part, self.longest) for part in (self.sent, self.core_times) if part]
 
     @cached_property
     def _has_host(self) -> bool:

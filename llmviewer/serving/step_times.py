@@ -121,16 +121,16 @@ def _if_any(groups: Groups, time_s: Num) -> Num:
 class ExpectedStepTimes(BoundTimes):
     """Expected times of the kernels of a setting; never below the bound.
 
-    sought  selects the time from an expected pass
+    time_of  selects the time from an expected pass
     """
 
     kernels: Kernels
-    sought: Callable[[ExpectedPass], Num] = attrgetter("kernels.expected")
+    time_of: Callable[[ExpectedPass], Num] = attrgetter("kernels.expected")
 
     @property
     def of_cores(self) -> ExpectedStepTimes:
         """Core time that the launches take from overlapped computation."""
-        return replace(self, sought=attrgetter("core_time_s"))
+        return replace(self, time_of=attrgetter("core_time_s"))
 
     def time_s(self, groups: Groups, *, decodes: bool = False) -> Num:
         """Attention separately for each group, other launches by the tokens of all groups. [s]"""
@@ -210,7 +210,7 @@ class ExpectedStepTimes(BoundTimes):
         bound = np.broadcast_to(plan.time_s(workload), x.shape)
         expected = np.ones(x.shape)
         if plan.operators:
-            expected = np.broadcast_to(self.sought(self.kernels.expect_plan(plan, workload)), x.shape)
+            expected = np.broadcast_to(self.time_of(self.kernels.expect_plan(plan, workload)), x.shape)
         ratios = np.divide(expected, bound, out=np.ones(x.shape), where=bound > 0)
         return _RatioGrid(axes[0], axes[1], ratios.reshape(len(rows), len(columns)))
 

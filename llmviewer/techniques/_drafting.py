@@ -34,7 +34,7 @@ class Drafting(Technique):
     requires = Requirement.NOTHING
     simulatable = True
     order = 9  # after techniques that change the passes, whose decode steps become verifications
-    usual: ClassVar[float | None] = None  # tokens per pass if neither alpha nor tau is given
+    default_tokens_per_pass: ClassVar[float | None] = None  # tokens per pass if neither alpha nor tau is given
 
     alpha: float | None = parameter(
         "acceptance rate: the probability that a drafted token is accepted", None, least=0, most=1
@@ -55,7 +55,7 @@ class Drafting(Technique):
     def tokens(self) -> float:
         """Mean tokens per pass: those accepted and the one that the pass adds."""
         if self.alpha is None:
-            return self.tau or self.usual or 1.0
+            return self.tau or self.default_tokens_per_pass or 1.0
         return sum(self.reached(self.alpha))
 
     @property
@@ -109,7 +109,7 @@ class Drafting(Technique):
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
         if self.alpha is not None and self.tau is not None:
             return "give alpha (acceptance rate) or tau (mean tokens per pass), not both"
-        if self.alpha is None and not (self.tau or self.usual):
+        if self.alpha is None and not (self.tau or self.default_tokens_per_pass):
             return "give alpha (acceptance rate) or tau (mean tokens per pass)"
         if self.tokens > self.depth + 1:
             max_tokens = self.depth + 1

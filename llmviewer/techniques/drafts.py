@@ -59,7 +59,7 @@ class SelfSpeculative(Drafting):
     Limits: drafts are expensive: there is a gain only if tokens per pass exceed 1 + gamma x layers.
     """
 
-    usual = 1.69
+    default_tokens_per_pass = 1.69
 
     layers: float = parameter("fraction of the layers that drafts", 0.5, least=0, most=1, open=True)
     gamma: int = parameter("tokens drafted before each verification", 1, least=1, most=64)
@@ -96,7 +96,7 @@ class Medusa(Drafting):
     Not modeled: the tree mask: a node attends to all nodes before it, not only to its ancestors.
     """
 
-    usual = 2.57
+    default_tokens_per_pass = 2.57
     requires = Requirement.DRAFT_MODEL
 
     heads: int = parameter("heads, each for one more token ahead", 4, least=1, most=64)
@@ -157,7 +157,7 @@ class Eagle(Drafting):
     Not modeled: as for `medusa`. Set `draft_depth` and `nodes` to the values that are deployed.
     """
 
-    usual = 3.6
+    default_tokens_per_pass = 3.6
     requires = Requirement.DRAFT_MODEL
 
     draft_depth: int = parameter("tokens drafted in sequence", 5, least=1, most=64)
@@ -215,7 +215,7 @@ class Lookahead(Drafting):
     Limits: no gain where these tokens saturate the compute units, often with more than one sequence.
     """
 
-    usual = 2.03
+    default_tokens_per_pass = 2.03
 
     window: int = parameter("n-grams that a pass generates", 15, least=1, most=1024)
     ngram: int = parameter("tokens per n-gram", 5, least=2, most=64)
@@ -244,7 +244,7 @@ class Retrieval(Drafting):
     Not modeled: the search, which takes no device time.
     """
 
-    usual = 2.25
+    default_tokens_per_pass = 2.25
 
     length: int = parameter("tokens in the longest candidate", 10, least=1, most=1024)
     nodes: int | None = parameter(
@@ -280,7 +280,7 @@ class Predicting(Drafting):
     Limits: other models have no such layers. A mixture of experts reads more experts to verify two tokens than for one.
     """
 
-    usual = 1.85
+    default_tokens_per_pass = 1.85
     runs_mtp_layers = True
 
     gamma: int = parameter("tokens drafted before each verification", 1, least=1, most=64)

@@ -158,10 +158,10 @@ class PrefixCaching(Technique):
     requires = Requirement.NOTHING
     simulatable = True
     order = -8
-    usual: ClassVar[float] = 0.5  # hit rate if neither hit nor tokens is given
+    default_hit: ClassVar[float] = 0.5  # hit rate if neither hit nor tokens is given
 
     hit: float | None = parameter(
-        f"fraction of the prompt that is cached; {usual} if tokens is not given", None, least=0, most=1
+        f"fraction of the prompt that is cached; {default_hit} if tokens is not given", None, least=0, most=1
     )
     tokens: int | None = parameter(
         "cached prefix tokens of each prompt, such as a system prompt; instead of hit", None,
@@ -183,7 +183,7 @@ class PrefixCaching(Technique):
 
     def cached_prefix_tokens(self, prompt: Num) -> Num:
         length = np.asarray(prompt, dtype=np.float64)
-        fraction = self.usual if self.hit is None else self.hit
+        fraction = self.default_hit if self.hit is None else self.hit
         cached: Num = np.minimum(np.floor(fraction * length) if self.tokens is None else self.tokens, length - 1)[()]
         return cached
 

@@ -36,14 +36,14 @@ def check_aligned(name: str, basis: Basis, recordings: Sequence[Recording]) -> N
 
 def _mixed_sequences(name: str, basis: Basis, recordings: Sequence[Recording]) -> InputError | None:
     """The error where a product with parameters has more OPs per sequence in a larger batch."""
-    first, few = recordings[0], basis.shapes[0]
+    first, first_shape = recordings[0], basis.shapes[0]
     for shape, recording in zip(basis.shapes, recordings, strict=True):
-        if replace(shape, batch=few.batch) != few:
+        if replace(shape, batch=first_shape.batch) != first_shape:
             continue
         for ours, theirs in zip(first.calls, recording.calls, strict=False):
             if ours.wiring != theirs.wiring:
                 break
-            if first.projects(ours) and theirs.ops * few.batch > ours.ops * shape.batch:
+            if first.projects(ours) and theirs.ops * first_shape.batch > ours.ops * shape.batch:
                 problem = "must work on each sequence of a batch by itself; it mixes them"
-                return problem_at(name, ours, f"{problem}: {ours.ops} OPs for {few}, {theirs.ops} for {shape}")
+                return problem_at(name, ours, f"{problem}: {ours.ops} OPs for {first_shape}, {theirs.ops} for {shape}")
     return None

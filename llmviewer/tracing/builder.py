@@ -29,7 +29,7 @@ class Builder:
     """Makes the operators of a program; remembers which parameters were read."""
 
     program: Program
-    held: set[str] = field(default_factory=set)
+    read_parameters: set[str] = field(default_factory=set)
     shared: int = -1  # the value that several blocks are given
     words: set[int] = field(default_factory=set)  # rows of tables that are looked up by what the module takes
 
@@ -249,8 +249,8 @@ class Builder:
 
     def _weight(self, launch: TracedLaunch, value: int) -> Weight:
         parameter = self.program.values[value]
-        tied = parameter.source in self.held
-        self.held.add(parameter.source)
+        tied = parameter.source in self.read_parameters
+        self.read_parameters.add(parameter.source)
         rows = None
         if self.program.calls[launch.calls[-1]].name != "embedding":
             read = self.program.elements_read(launch, value)
@@ -267,22 +267,22 @@ def _head(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
     if last < 0:
         return operators
 
-    def few(t: Tensor) -> Tensor:
+    def at_logit_rows(t: Tensor) -> Tensor:
         return replace(t, rows=at_logits(t.rows))
 
-    head = operators[last].with_tensors(few)
+    head = operators[last].with_tensors(at_logit_rows)
     weights = tuple(replace(w, rows=w.shape[0] * WANTED_ROWS) if len(w.shape) > 1 else w for w in head.weights)
-    made = LMHead(name=head.name, inputs=head.inputs, outputs=head.outputs, weights=weights)
-    after = (op.with_tensors(few) for op in operators[last + 1 :])
+    lm_head = LMHead(name=head.name, inputs=head.inputs, outputs=head.outputs, weights=weights)
+    after = (op.with_tensors(at_logit_rows) for op in operators[last + 1 :])
     rest = (replace(op, ops=at_logits(op.ops)) if isinstance(op, Pointwise) else op for op in after)
-    return (*operators[:last], made, *rest)
+    return (*operators[:last], lm_head, *rest)
 
 
-def _convolution(_: Call, made: Linear) -> Linear:
+def _convolution(_: Call, op: Linear) -> Linear:
     """A convolution, whose filters are rows of its weight."""
-    y, filters = made.result, made.weight.shape[0]
+    y, filters = op.result, op.weight.shape[0]
     out = replace(y, width=filters, rows=y.elements / filters)
-    return Conv1d(name=made.name, inputs=made.inputs, outputs=(out,), weights=made.weights, left_as_published=False)
+    return Conv1d(name=op.name, inputs=op.inputs, outputs=(out,), weights=op.weights, left_as_published=False)
 
 
 def _relative(path: str) -> str:

@@ -38,13 +38,14 @@ def load_traced(name: str) -> Model:
     numbers = ShapeValues()
     try:
         with torch.device("meta"):
-            made = numbers.run(module_result)
-            module, *inputs = made if isinstance(made, tuple) and 1 < len(made) < 4 else (made,)
+            returned = numbers.run(module_result)
+            module, *inputs = returned if isinstance(returned, tuple) and 1 < len(returned) < 4 else (returned,)
             module = module.to("meta") if isinstance(module, torch.nn.Module) else module  # numbers drawn by hand
     except (Exception, SystemExit) as error:  # noqa: BLE001  # it is the user's code
         raise InputError(f"{name}: calling {attribute}() without arguments raised {_error_text(error)}") from None
     if not isinstance(module, torch.nn.Module):
-        result_type = type(made).__name__ if made is module else f"a tuple that begins with {type(module).__name__}"
+        module_type = type(module).__name__
+        result_type = module_type if returned is module else f"a tuple that begins with {module_type}"
         raise InputError(f"{attribute}: must return a torch.nn.Module, or (module, inputs); got {result_type}")
     return trace_module(module, attribute, numbers=numbers, **dict(zip(("inputs", "dims"), inputs, strict=False)))
 

@@ -36,7 +36,7 @@ def segments_of(program: Program, lists: set[str]) -> list[Segment]:
     """
     layers_of = [_layer(call.path, lists) for call in program.calls]
     shared, makers = _shared(program, layers_of)
-    done = [Segment("", _launches(program, makers), shared=shared)] if makers else []
+    segments = [Segment("", _launches(program, makers), shared=shared)] if makers else []
     rest = [index for index in range(len(program.calls)) if index not in set(makers)]
     layers: list[str] = []
     calls: list[int] = []
@@ -47,23 +47,23 @@ def segments_of(program: Program, lists: set[str]) -> list[Segment]:
         single = len(passed) == 1 and program.writer.get(*passed) in calls
         if single or calls[-1] == rest[-1]:
             joined = len(layers) > 1
-            own = "" if joined else layer
+            path = "" if joined else layer
             deep = sum(bool(one) for one in layers) if joined else 0
-            done.append(Segment(own, _launches(program, calls), deep))
+            segments.append(Segment(path, _launches(program, calls), deep))
             layers, calls = [], []
-    return done
+    return segments
 
 
 def layer_lists(module: Any) -> set[str]:
     """Paths of modules whose numbered children are layers: lists, and sequences of modules that have modules."""
-    found = set()
+    paths = set()
     for path, part in module.named_modules():
         children = dict(part.named_children())
         if children and all(name.isdigit() for name in children):
             deep = [child for child in children.values() if any(True for _ in child.children())]
             if type(part).__name__ == "ModuleList" or len({type(c) for c in deep}) < len(deep):
-                found.add(path)
-    return found
+                paths.add(path)
+    return paths
 
 
 def _layer(path: str, lists: set[str]) -> str:
@@ -79,24 +79,24 @@ def _shared(program: Program, layers_of: Sequence[str]) -> tuple[int, list[int]]
     there are several such values.
     """
     constant = {index for index, call in enumerate(program.calls) if not call.fed}
-    made = (v for index in constant for v in program.calls[index].made)
-    found = [v for v in made if len({layers_of[r] for r in program.readers.get(v, ())}) > 1]
-    if len(found) != 1:
+    constants = (v for index in constant for v in program.calls[index].made)
+    shared_values = [v for v in constants if len({layers_of[r] for r in program.readers.get(v, ())}) > 1]
+    if len(shared_values) != 1:
         return -1, []
-    makers, ahead = set(), [program.writer[found[0]]]
+    makers, ahead = set(), [program.writer[shared_values[0]]]
     while ahead:
         index = ahead.pop()
         makers.add(index)
         ahead += [program.writer[use.value] for use in program.calls[index].uses if use.value in program.writer]
     left = {v for index in makers for v in program.calls[index].made if set(program.readers.get(v, ())) - makers}
-    return (found[0], sorted(makers)) if left == set(found) else (-1, [])
+    return (shared_values[0], sorted(makers)) if left == set(shared_values) else (-1, [])
 
 
 def _passed(program: Program, start: int) -> set[int]:
     """Activations made before the call `start` that it or later calls read."""
-    made = (v for v, value in enumerate(program.values) if value.moves and program.writer.get(v, -1) < start)
-    kept = program.cached | program.states.keys()
-    return {v for v in made if v not in kept and max(program.readers.get(v, ()), default=-1) >= start}
+    activations = (v for v, value in enumerate(program.values) if value.moves and program.writer.get(v, -1) < start)
+    cached_values = program.cached | program.states.keys()
+    return {v for v in activations if v not in cached_values and max(program.readers.get(v, ()), default=-1) >= start}
 
 
 def _launches(program: Program, calls: Sequence[int]) -> tuple[TracedLaunch, ...]:
@@ -106,13 +106,13 @@ def _launches(program: Program, calls: Sequence[int]) -> tuple[TracedLaunch, ...
         readers = (r for v in program.calls[index].made for r in program.readers.get(v, ()))
         due[index] = index if program.is_product(index) else min((due[r] for r in readers if r in due), default=inf)
     _place_state_updates(program, due)
-    done: list[TracedLaunch] = []
+    launches: list[TracedLaunch] = []
     for product in sorted({due[index] for index in calls}):
         fused = [index for index in calls if due[index] == product and not program.is_product(index)]
-        done += [TracedLaunch(tuple(group)) for group in _connected(program, fused)]
+        launches += [TracedLaunch(tuple(group)) for group in _connected(program, fused)]
         if product < inf:
-            done.append(TracedLaunch((int(product),)))
-    return tuple(_appends_first(program, done))
+            launches.append(TracedLaunch((int(product),)))
+    return tuple(_appends_first(program, launches))
 
 
 def _place_state_updates(program: Program, due: dict[int, float]) -> None:
@@ -122,10 +122,10 @@ def _place_state_updates(program: Program, due: dict[int, float]) -> None:
             continue
         uses = (use.value for index in group for use in program.calls[index].uses)
         read = {value for value in uses if not program.values[value].learned}
-        made = [program.writer[value] for value in read if value in program.writer]
-        beside = (due[r] for r in (*made, *(r for value in read for r in program.readers[value])) if r in due)
-        last = max((product for product in beside if product < inf), default=inf)
-        if last > max(made, default=-1):
+        writers = [program.writer[value] for value in read if value in program.writer]
+        due_products = (due[r] for r in (*writers, *(r for value in read for r in program.readers[value])) if r in due)
+        last = max((product for product in due_products if product < inf), default=inf)
+        if last > max(writers, default=-1):
             due.update(dict.fromkeys(group, last))
 
 
@@ -145,15 +145,15 @@ def _appends_first(program: Program, launches: Sequence[TracedLaunch]) -> list[T
     def appends(launch: TracedLaunch) -> bool:
         return any(v in program.cached for v in program.outputs_of(launch))
 
-    done: list[TracedLaunch] = []
+    ordered: list[TracedLaunch] = []
     for launch in launches:
         if not appends(launch):
-            done.append(launch)
+            ordered.append(launch)
             continue
-        needed = set(program.inputs_of(launch))
-        after = [i for i, other in enumerate(done) if needed & set(program.outputs_of(other))]
+        inputs = set(program.inputs_of(launch))
+        after = [i for i, other in enumerate(ordered) if inputs & set(program.outputs_of(other))]
         place = max(after, default=-1) + 1
-        while place < len(done) and appends(done[place]):
+        while place < len(ordered) and appends(ordered[place]):
             place += 1
-        done.insert(place, launch)
-    return done
+        ordered.insert(place, launch)
+    return ordered

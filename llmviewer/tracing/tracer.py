@@ -108,7 +108,7 @@ def _model(module: Any, program: Program, passes: TracedPasses, vocab: int | Non
     builder = Builder(program)
     segments = segments_of(program, layer_lists(module))
     graph = builder.graph(segments).check()
-    build_notes = _notes(segments, {n for n, _ in module.named_parameters()} - builder.held)
+    build_notes = _notes(segments, {n for n, _ in module.named_parameters()} - builder.read_parameters)
     return Model(
         name=name,
         title=name,

@@ -278,8 +278,8 @@ class Evaluation:
         if kernels is None or not new:
             self._passes.update(dict.fromkeys(new))
             return
-        found = kernels.expect_passes([self.launched(name, kernels) for name in new])
-        self._passes.update(zip(new, found, strict=True))
+        estimates = kernels.expect_passes([self.launched(name, kernels) for name in new])
+        self._passes.update(zip(new, estimates, strict=True))
 
     @property
     def phases(self) -> tuple[str, ...]:

@@ -116,10 +116,10 @@ class ClassDefaults:
 
     def value(self, key: str, keys: Collection[str]) -> Any:
         fields = _fields_of(self.model_type, self.within)
-        found = fields.get(key)
-        if not isinstance(found, Mapping):
-            return found
-        flat = (found.keys() - fields.keys()).intersection(keys)  # fields of the section stand beside it instead
+        default = fields.get(key)
+        if not isinstance(default, Mapping):
+            return default
+        flat = (default.keys() - fields.keys()).intersection(keys)  # fields of the section stand beside it instead
         return None if flat else fields.get(_SECTIONS, {}).get(key)
 
     def towers(self, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -55,7 +55,7 @@ class Head:
     dense    width of the first projection; 0: none
     classes  number of outputs; 0: the result is that of `dense`
     words    whether the classes are tokens of the vocabulary; the matrix is the embedding's if `tied`
-    wanted   whether it runs only at tokens whose successor is wanted
+    with_logits  whether it runs only at tokens whose logits are needed
     """
 
     first: bool = False
@@ -67,11 +67,11 @@ class Head:
     classes: int = 0
     bias: bool = True
     words: bool = False
-    wanted: bool = False
+    with_logits: bool = False
     tied: bool = False
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        rows = SEQUENCES if self.first else LOGITS if self.wanted else TOKENS
+        rows = SEQUENCES if self.first else LOGITS if self.with_logits else TOKENS
         prefix = "pooler" if self.first else "head"
         x = with_rows(x, rows)
         launches: tuple[Operator, ...] = ()
@@ -91,7 +91,7 @@ class Head:
 
     def _words(self, parts: Parts, x: Tensor) -> LMHead:
         matrix = parts.weight("lm_head.weight", self.classes, x.width, tied=self.tied)
-        if self.wanted:
+        if self.with_logits:
             matrix = replace(matrix, rows=self.classes * WITH_LOGITS)
         bias = (parts.weight("lm_head.bias", self.classes),) if self.bias else ()
         return LMHead(
@@ -118,7 +118,7 @@ class Encoder:
     projected    whether they are projected though they are as wide
     embed_norm   whether a norm follows the embedding
     final_norm   whether a norm follows the layers
-    held         shapes of weights that all layers share, by name
+    shared_shapes  shapes of weights that all layers share, by name
     """
 
     vocab: int
@@ -131,7 +131,7 @@ class Encoder:
     projected: bool = False
     embed_norm: bool = False
     final_norm: bool = False
-    held: Mapping[str, tuple[int, ...]] | None = None
+    shared_shapes: Mapping[str, tuple[int, ...]] | None = None
     heads: tuple[Head, ...] = ()
 
     def graph(self, fmt: Format, front: Block | None = None) -> Graph:
@@ -165,15 +165,15 @@ class Encoder:
             operators = (*operators, parts.norm("embed_norm", result(operators)))
         if width != self.hidden or self.projected:
             operators = (*operators, parts.project("embed_project", result(operators), self.hidden, bias=True))
-        if self.held and not self.final_norm:
-            operators = (*operators[:-1], holding(operators[-1], parts, self.held))
+        if self.shared_shapes and not self.final_norm:
+            operators = (*operators[:-1], holding(operators[-1], parts, self.shared_shapes))
         return Block(name="embedding", operators=operators, input="", output=result(operators).name)
 
     def _norm(self, parts: Parts) -> tuple[Block, ...]:
         if not self.final_norm:
             return ()
         (norm,) = leaving((parts.norm("final_norm", parts.tensor(HIDDEN, self.hidden)),), ENCODED)
-        norm = holding(norm, parts, self.held or {})
+        norm = holding(norm, parts, self.shared_shapes or {})
         return (Block(name="norm", operators=(norm,), input=HIDDEN, output=ENCODED),)
 
 
@@ -272,14 +272,14 @@ def pair(
     fmt: Format,
     *,
     front: Block | None = None,
-    held: Mapping[str, tuple[int, ...]] | None = None,
+    shared_shapes: Mapping[str, tuple[int, ...]] | None = None,
     one_table: bool = True,
 ) -> Graph:
     """The graph of an encoder-decoder model.
 
     Both parts share one embedding table, unless they have two, or `front` replaces the encoder's embedding.
 
-    held  shapes of weights that all decoder layers share, by name
+    shared_shapes  shapes of weights that all decoder layers share, by name
     """
     parts = Parts(format=fmt, norm_kind=decoder.norm)
 
@@ -289,7 +289,7 @@ def pair(
     def auxiliary(block: Block) -> Block:
         operators = tuple(op.with_weights(shared) for op in block.operators)
         if block.name == "head":
-            operators = (holding(operators[0], parts, held or {}), *operators[1:])
+            operators = (holding(operators[0], parts, shared_shapes or {}), *operators[1:])
         return replace(block, operators=operators, stream=TARGET, side_inputs=(ENCODED,) if block.layers else ())
 
     return Graph((*encoder.beside(fmt, front), *decoder.graph(fmt).map_blocks(auxiliary).blocks))

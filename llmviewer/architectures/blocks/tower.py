@@ -446,11 +446,11 @@ def _reading_image_prompt(block: Block, language: Graph) -> Block:
     if not prompts:
         return block
 
-    def seen(t: Tensor) -> Tensor:
+    def with_image_tokens(t: Tensor) -> Tensor:
         return replace(t, name=_IMAGE_PROMPT) if t.name in prompts else t
 
     side_inputs = tuple(_IMAGE_PROMPT if name in prompts else name for name in block.side_inputs)
-    return replace(block.map(lambda op: op.with_tensors(seen)), side_inputs=side_inputs)
+    return replace(block.map(lambda op: op.with_tensors(with_image_tokens)), side_inputs=side_inputs)
 
 
 def _deepened(block: Block, layer: int, features: Tensor) -> list[Block]:

@@ -740,7 +740,7 @@ def test_the_page_comes_with_a_policy_and_asks_nothing_of_another_host(client):
 
 
 class Browser:
-    """What a browser has of the page, and how it calls."""
+    """A browser's copy of the page, and its calls."""
 
     def __init__(self, app):
         self.app, self.client = app, app.server.test_client()

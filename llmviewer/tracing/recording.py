@@ -115,7 +115,7 @@ class Recording:
         return [(c.path, c.name, c.ops) for c in self.calls if c.matmul]
 
     def bands(self) -> list[tuple[int, int] | None]:
-        """For each product, the band of scores that masks leave, its own or of the scores that it reads; see
+        """Band of scores that masks leave of each product, its own or of the scores that it reads; see
         ShapeValues.left().
         """
         shows = [call.shows() if call.shows else None for call in self.calls]

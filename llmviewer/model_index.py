@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, Final
 
 from ._layout import data_dir
+from .parsed_files import json_lines
 from .records import frozen
 
 PATH: Final = data_dir("models") / "index.json"
@@ -89,8 +90,7 @@ def all_facts(build: Callable[[str], ModelFacts]) -> list[ModelFacts]:
 def to_json(models: Iterable[ModelFacts]) -> str:
     """The text of the file, a model a line."""
     sizes = _sizes()
-    lines = (f"{json.dumps(one.name)}: {json.dumps({'size': sizes[one.name], 'facts': asdict(one)})}" for one in models)
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    return json_lines({one.name: {"size": sizes[one.name], "facts": asdict(one)} for one in models})
 
 
 def _sizes() -> dict[str, int]:

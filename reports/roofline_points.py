@@ -162,7 +162,7 @@ def about(phase: Phase) -> str:
     }
     left_out = ", ".join(f"{names} ({why})" for why, names in without.items() if names)
     time = seconds(phase.total.bound_time_s)
-    return f"batch {phase.batch}, {tokens} at a context of {phase.kv_len}, {time} at least" + (
+    return f"batch {phase.batch}, {tokens} at a context of {phase.kv_len}, >= {time}" + (
         f"; not shown: {left_out}" if left_out else ""
     )
 

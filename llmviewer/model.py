@@ -15,9 +15,9 @@ from .operators.attention import QK
 from .operators.base import Role, Tensor
 from .operators.convolution import Conv1d
 from .operators.embedding import Embedding
+from .operators.images import Patches, Place
 from .operators.linear import LatentExpansion, LMHead
 from .operators.masks import Cross, Mask
-from .operators.pictures import Patches, Place
 from .precision import Format
 from .records import frozen
 from .transforms.quantize import UNQUANTIZED, Quantization, quantize

@@ -19,8 +19,8 @@ from llmviewer.errors import InputError
 from llmviewer.forms import evaluate, images
 from llmviewer.model_files import load_model
 from llmviewer.operators.attention import QK, SV
+from llmviewer.operators.images import BatchedProduct, RelativePositions
 from llmviewer.operators.linear import Linear
-from llmviewer.operators.pictures import BatchedProduct, RelativePositions
 from llmviewer.precision import BF16
 from llmviewer.workload import Workload
 

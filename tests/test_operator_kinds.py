@@ -12,9 +12,9 @@ from llmviewer.architectures import _BUILDERS
 from llmviewer.architectures.llama import FAMILIES
 from llmviewer.cli import main
 from llmviewer.operators.base import Operator, Sharding
+from llmviewer.operators.images import BatchedProduct
 from llmviewer.operators.kinds import OperatorGroup, declare, kind_of, traced_kinds
 from llmviewer.operators.linear import Linear
-from llmviewer.operators.pictures import BatchedProduct
 from llmviewer.operators.state_space import CausalConv
 from llmviewer.resource import vector
 from llmviewer.techniques.latent import Mixing

@@ -16,8 +16,8 @@ from llmviewer.model import kv_cache_bytes
 from llmviewer.model_files import load_model
 from llmviewer.operators.attention import QK, SV
 from llmviewer.operators.convolution import Convolution
+from llmviewer.operators.images import Patches, Place, RelativePositions
 from llmviewer.operators.linear import Linear
-from llmviewer.operators.pictures import Patches, Place, RelativePositions
 from llmviewer.workload import Workload
 
 from .strategies import built

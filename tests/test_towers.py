@@ -24,8 +24,8 @@ from llmviewer.forms import evaluate, images
 from llmviewer.model_files import load_model
 from llmviewer.operators.attention import QK, SV
 from llmviewer.operators.base import Role
+from llmviewer.operators.images import Patches, Place
 from llmviewer.operators.linear import Linear
-from llmviewer.operators.pictures import Patches, Place
 from llmviewer.precision import BF16
 from llmviewer.setting import Setting
 from llmviewer.transforms.quantize import parse_quantization, quantize
@@ -458,10 +458,10 @@ def test_a_config_without_a_tower_is_the_language_model():
 @pytest.mark.parametrize(
     ("name", "asked", "message"),
     [
-        ("llama-2-7b", {"images": 1}, "images must be 0: llama-2-7b has no tower for pictures; got 1"),
+        ("llama-2-7b", {"images": 1}, "images must be 0: llama-2-7b has no vision tower; got 1"),
         ("llava-1.5-7b", {"images": -1}, "images must be a whole number of at least 0; got -1"),
         ("llava-1.5-7b", {"images": 2, "prompt": 1151},
-         "prompt must be at least 1152, the 576 tokens of each of 2 pictures of llava-1.5-7b; got 1151"),
+         "prompt must be at least 1152, the 576 tokens of each of 2 images for llava-1.5-7b; got 1151"),
     ],
 )  # fmt: skip
 def test_pictures_that_cannot_be_are_refused(name, asked, message):

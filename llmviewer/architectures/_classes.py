@@ -27,12 +27,12 @@ from ._names import draft_type
 from .blocks.fields import labels_of, require_false
 from .blocks.parts import Parts, result, with_rows
 
-_GENERATING: Final = (  # endings of classes with a head of words
+_GENERATING: Final = (  # endings of classes with a LM head
     "CausalLM", "LMHeadModel", "LMHead", "ForConditionalGeneration", "ForImageTextToText", "ForVision2Seq",
     "ForSpeechSeq2Seq", "ForSeq2SeqLM", "ForMultimodalLM", "ForMaskedLM", "ForPreTraining", "MTModel", "VLChatModel",
     "ModelLM",
 )  # fmt: skip
-_CLASSES_WITH_HEAD: Final = (  # classes that have a head of words though they are named as those without
+_CLASSES_WITH_HEAD: Final = (  # classes that have a LM head though they are named as those without
     "ChatGLMModel", "AquilaModel", "Qwen2_5OmniModel", "GritLM", "NVLM_D_Model", "Blip2Model",
     "DreamModel",
 )  # fmt: skip
@@ -151,7 +151,7 @@ def _halved(config: Section) -> bool:
 
 
 def _headed(block: Block, fmt: Format, head: OutputHead) -> Block:
-    """`block` with `head` in place of the head of words; without operators if nothing is left of it."""
+    """`block` with `head` in place of the LM head; without operators if nothing is left of it."""
     words = next((op for op in block.operators if isinstance(op, LMHead)), None)
     if words is None or not block.main:
         return block
@@ -162,7 +162,7 @@ def _headed(block: Block, fmt: Format, head: OutputHead) -> Block:
 
 
 def _of_words(op: Operator) -> bool:
-    """Whether an operator belongs to the head of words, as a projection before it does."""
+    """Whether an operator belongs to the LM head, as a projection before it does."""
     return op.name.startswith("head_")
 
 

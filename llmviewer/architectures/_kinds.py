@@ -1,4 +1,4 @@
-"""Kinds of models that are not analyzed, by the model_type of transformers or LeRobot, for errors that refuse them."""
+"""Model types of transformers and LeRobot that are not analyzed, so that errors can refuse them by name."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _KINDS: Final = {
         parakeet_ctc parakeet_rnnt parakeet_tdt sew sew-d unispeech unispeech-sat wav2vec2 wav2vec2-bert
         wav2vec2-conformer wavlm
     """,
-    "an encoder of sound": "audio-spectrogram-transformer clap nemotron3_diarization pe_audio pe_audio_video",
+    "an audio encoder": "audio-spectrogram-transformer clap nemotron3_diarization pe_audio pe_audio_video",
     "a model of proteins": "esm esmc esmfold2 evolla EvollaModel",
     "a generator of images": "cosmos3_edge cosmos3_omni glm_image imagegpt",
     "a controller trained by reinforcement": "decision_transformer",

@@ -1,4 +1,4 @@
-"""Fields of config.json that have had several names: what is asked for by one is found by any of them.
+"""Alternative names of config.json fields: a field asked for by one name is found under any of them.
 
 Names are those of checkpoints and of the attribute_map of transformers, which writes others than it reads.
 """

@@ -1,4 +1,4 @@
-"""The known family nearest to a config of an unknown model_type, by its fields rather than its name."""
+"""Nearest known family of a config with an unknown model_type, by the config's fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snowflake Arctic: experts that read the input of a layer, beside a dense MLP that reads the result of attention."""
+"""Snowflake Arctic: experts applied to the input of a layer, beside a dense MLP applied to the output of attention."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A.X K2: DeepSeek-V3.2, but that norms are followed by a gate of low rank, and that the projection which makes queries
-makes numbers too by whose sigmoids what was attended to is scaled; it reads their latent before and after its norm.
+"""A.X K2: DeepSeek-V3.2 with low-rank gates after norms, and with sigmoid gates on the output of attention, projected
+from the query latent before and after its norm.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Ling 3.0: Kimi delta attention (arXiv:2510.26692) with latent attention at the end of every few layers, which is
-rotated and gated by head; experts.
+"""Ling 3.0: Kimi delta attention (arXiv:2510.26692) with latent attention as the last layer of every group, rotary and
+gated per head; experts.
 
 Ling 2.5 and 2.6 have the same model_type: lightning attention as Ring-linear 2.0, and latent attention without gates,
 as vLLM, models/bailing_moe_linear.py, has it.

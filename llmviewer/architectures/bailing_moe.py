@@ -1,5 +1,6 @@
-"""Ling 1.5 and 2.0: grouped queries with norms of heads, half rotated in 2.0, experts (arXiv:2503.05139,
-arXiv:2510.22115); Ring-linear 2.0: the same with linear attention in most layers (arXiv:2510.19338).
+"""Ling 1.5 and 2.0: grouped-query attention with query and key norms, half of each head rotary in 2.0, experts
+(arXiv:2503.05139, arXiv:2510.22115); Ring-linear 2.0: the same with linear attention in most layers
+(arXiv:2510.19338).
 
 As inclusionAI/Ling-V2, models/modeling_bailing_moe_v2.py, has it, and SGLang, models/bailing_moe_linear.py. The
 correction bias of the router is a buffer and no parameter.

@@ -1,4 +1,4 @@
-"""BART and other translators of its build: encoder and decoder with biases, LayerNorm, one table of words.
+"""BART and translation models of its design: encoder and decoder with biases and LayerNorm, one token embedding.
 
 They differ in where norms stand and in how positions come in. Positions that are computed and not learned are a table
 all the same where the checkpoint has one. The bias of the logits, zeros in every checkpoint, is left out.
@@ -17,7 +17,7 @@ from ..records import frozen
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, FeedForward, Layer, Residual
-from .blocks.encoder import CrossAttention, CrossLayer, Encoder, both_ways, holding, pair, task
+from .blocks.encoder import CrossAttention, CrossLayer, Encoder, bidirectional, holding, pair, task
 from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import require_true
 from .blocks.parts import NormKind, Parts, activation, heads_of
@@ -130,7 +130,7 @@ def _built(config: Section, fmt: Format, family: TranslatorFamily, network: Netw
 
     encoder_heads, other = (heads_of(config, hidden, f"{side}_attention_heads") for side in ("encoder", "decoder"))
     ahead, behind = (
-        SelfAttention(heads=heads, qkv_bias=True, o_bias=True) for heads in (both_ways(encoder_heads), other)
+        SelfAttention(heads=heads, qkv_bias=True, o_bias=True) for heads in (bidirectional(encoder_heads), other)
     )
     cross = CrossAttention(heads=other, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
     last = family.residual is Residual.PRE

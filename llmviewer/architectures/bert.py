@@ -1,7 +1,8 @@
-"""BERT and its kin: layers that see their tokens both ways, norms after the additions, learned positions.
+"""BERT and its variants: bidirectional layers with post-norms and learned positions.
 
-The head is that of the class that `architectures` names: BertForMaskedLM puts out words at every token, BertModel a
-pooled first token where its family has a pooler. Where a config names no class, it is the bare model.
+The head is that of the class that `architectures` names: BertForMaskedLM predicts a token at every
+position, BertModel has a pooled first token where its family has a pooler. Without a class in
+the config it is the bare model.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..precision import Format
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Layer, Residual
-from .blocks.encoder import Encoder, Head, both_ways, task
+from .blocks.encoder import Encoder, Head, bidirectional, task
 from .blocks.feed_forward import Mlp
 from .blocks.fields import labels_of, require_false
 from .blocks.parts import Parts, activation, heads_of, reused_weight
@@ -149,7 +150,7 @@ def _attention(config: Section) -> SelfAttention:
     """Self-attention: bidirectional in an encoder, causal in a decoder, with a KV cache if the decoder generates."""
     heads = heads_of(config)
     if not _decodes(config):
-        heads = both_ways(heads)
+        heads = bidirectional(heads)
     elif task(config, _TASKS, "Model") != "words":
         heads = replace(heads, mask=UncachedCausal())
     return SelfAttention(heads=heads, qkv_bias=True, o_bias=True)

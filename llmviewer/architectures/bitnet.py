@@ -1,4 +1,4 @@
-"""BitNet b1.58: a LLaMA whose MLP squares, with norms before the way out of attention and of the MLP
+"""BitNet b1.58: LLaMA with a squared-ReLU MLP and norms before the output projections of attention and MLP
 (arXiv:2504.12285).
 """
 

@@ -1,5 +1,5 @@
-"""BLIP-2: 32 learned queries of a small BERT attend to the patches of a tower in every second layer and stand for the
-image before a decoder such as OPT, or an encoder and decoder such as Flan-T5 (arXiv:2301.12597).
+"""BLIP-2: a Q-Former of 32 learned queries, which cross-attend to the patches of a vision tower in every second layer,
+before a decoder such as OPT or an encoder-decoder such as Flan-T5 (arXiv:2301.12597).
 
 InstructBLIP's queries also see the instruction (arXiv:2305.06500). Its length, which no config has, is that of the
 field instruction_tokens, _INSTRUCTION tokens without it. InstructBLIP for video reads each frame as an image.
@@ -21,12 +21,12 @@ from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.class_defaults import TOWERS
 from .blocks.decoder import Layer, Residual
-from .blocks.encoder import CrossLayer, both_ways, stack
+from .blocks.encoder import CrossLayer, bidirectional, stack
 from .blocks.feed_forward import Mlp
 from .blocks.fields import filled, require_false
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of, result, with_rows
 from .blocks.resampler import FEATURES, Looking, queried
-from .blocks.tower import Tower, joined, language, of_pictures, part, picture, vision, vit
+from .blocks.tower import Tower, image_rows, joined, language, part, patch_grid, vision, vit
 
 QUERIES: Final = {  # as transformers.Blip2QFormerConfig has it
     "hidden_size": 768,
@@ -85,7 +85,7 @@ def build_instruct(config: Section, fmt: Format) -> Graph:
     hidden, parts = section.integer("hidden_size"), Parts(format=fmt, norm_kind=NormKind.LAYER)
     *before, last = tower.blocks(fmt, tower.stream)
     blocks = (*before, _left(last), *_instructed(parts, section, tower, queries, words))
-    x = with_rows(parts.tensor(HIDDEN, hidden), of_pictures(queries))
+    x = with_rows(parts.tensor(HIDDEN, hidden), image_rows(queries))
     project = parts.project("language_projection", x, width, bias=True)
     return joined(blocks, (project,), text, tokens=queries)
 
@@ -103,7 +103,7 @@ class Named:
 
 @frozen(kw_only=True)
 class InstructedLayer(Layer):
-    """A layer over queries and the words behind them: all see each other, and each side has an MLP of its own.
+    """A layer over queries and the words behind them: all attend to each other, and each side has an MLP of its own.
 
     queries, words  tokens of each side
     cross           attention of queries to the image; None: none in this layer
@@ -119,13 +119,13 @@ class InstructedLayer(Layer):
         if not self.mixer or not self.feed_forward:
             raise RuntimeError("a layer of a Q-Former without attention or MLP")
         attended = self._branch(parts, x, self.mixer, "attn")
-        side = with_rows(result(attended), of_pictures(self.queries))
+        side = with_rows(result(attended), image_rows(self.queries))
         launches: tuple[Operator, ...] = ()
         for name, run in (("cross", self.cross), ("mlp", self.feed_forward)):
             if run:
                 branch = self._branch(parts, result(launches) if launches else side, run, name)
                 launches = (*launches, *_with_tokens(branch, self.queries))
-        words = with_rows(result(attended), of_pictures(self.words))
+        words = with_rows(result(attended), image_rows(self.words))
         read = _with_tokens(self._branch(parts, words, self.reading, "words_mlp"), self.words)
         out = parts.tensor("sides", x.width)
         return (
@@ -138,7 +138,7 @@ class InstructedLayer(Layer):
 
 def _with_tokens(operators: tuple[Operator, ...], tokens: int) -> tuple[Operator, ...]:
     """`operators` over `tokens` tokens of each image."""
-    rows = of_pictures(tokens)
+    rows = image_rows(tokens)
     return tuple(op.with_tensors(lambda t: with_rows(t, rows) if t.rows == TOKENS else t) for op in operators)
 
 
@@ -189,13 +189,13 @@ def _with_text(config: Section) -> Section:
 
 
 def _left(norm: Block) -> Block:
-    """The last norm of the tower, which leaves what queries look at."""
+    """The last norm of the tower, which leaves what queries attend to."""
     (op,) = norm.operators
     return replace(norm, operators=(replace(op, outputs=(replace(op.result, name=FEATURES),)),), output=FEATURES)
 
 
 def _tower(section: Section) -> Tower:
-    grid, bias = picture(section), section.flag("qkv_bias", default=True)
+    grid, bias = patch_grid(section), section.flag("qkv_bias", default=True)
     return vit(
         section, grid, "gelu", fused_qkv=True, qkv_bias=bias, patch_bias=True, learned=1, positions=grid.patches + 1,
         post_norm=True,
@@ -207,7 +207,7 @@ def qformer_layers(config: Section, features: int, *, attending: int = 0, tiles:
 
     attending  queries that do so, where words follow them; 0: all tokens
     """
-    heads = both_ways(heads_of(config))
+    heads = bidirectional(heads_of(config))
     attention = SelfAttention(heads=heads, qkv_bias=True, o_bias=True)
     act = activation(config, "hidden_act", "gelu")
     mlp = Mlp(inner=config.integer("intermediate_size"), act=act, bias=True)

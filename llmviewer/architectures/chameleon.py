@@ -1,5 +1,5 @@
-"""Chameleon and Emu3: decoders whose vocabulary includes the codes of images, which a VQ encoder looks up
-(arXiv:2405.09818, arXiv:2409.18869).
+"""Chameleon and Emu3: decoders whose vocabulary includes the codes of a VQ image encoder (arXiv:2405.09818,
+arXiv:2409.18869).
 
 The encoder runs in the prefill; its codes become token ids of the prompt. Generated images are tokens of the answer,
 and the VQ decoder that draws them is held and not run.
@@ -16,7 +16,7 @@ from ..forms import images
 from ..graph import Block, Graph
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Norm
-from ..operators.pictures import Place
+from ..operators.images import Place
 from ..precision import Format
 from ..records import frozen
 from . import architecture
@@ -27,7 +27,7 @@ from .blocks.image_codes import ImageEncoder
 from .blocks.moe import integers
 from .blocks.parts import NormKind, Parts, with_rows
 from .blocks.tiles import picture_size
-from .blocks.tower import auxiliary_block, linears, of_pictures, part, unused_weights
+from .blocks.tower import auxiliary_block, image_rows, linears, part, unused_weights
 
 _CHAMELEON: Final = {  # as transformers.ChameleonConfig has it
     "vocab_size": 65536,
@@ -162,7 +162,7 @@ def _temporal(encoder: ImageEncoder, name: str, x: Tensor) -> Tensor:
 def _with_images(encoder: ImageEncoder, text: Graph, drawing: Block, *, tokens: int) -> Graph:
     """`text` behind the encoder, which writes `tokens` token ids of each image into the prompt."""
     codes = encoder.operators[-1].result
-    features = with_rows(codes, of_pictures(tokens))
+    features = with_rows(codes, image_rows(tokens))
     ids = replace(features, name="token_ids")
     place = Place(name="place_images", inputs=(codes, features), outputs=(ids,))
     stream = images(tokens)

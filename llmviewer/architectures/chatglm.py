@@ -1,4 +1,4 @@
-"""ChatGLM2 and 3: GLM-4 under other field names, with one projection for q, k and v (arXiv:2406.12793)."""
+"""ChatGLM2 and 3: GLM-4 under other field names, with a fused QKV projection (arXiv:2406.12793)."""
 
 from __future__ import annotations
 

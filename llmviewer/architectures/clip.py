@@ -1,7 +1,7 @@
-"""CLIP: a tower for pictures and one for texts, whose results are brought to one width (arXiv:2103.00020).
+"""CLIP: an image tower and a text tower, projected to one width (arXiv:2103.00020).
 
-Each reads its input once and writes nothing: tokens of a text see those before them, and no keys are kept. Of both
-together the prompt is the text, and pictures stand beside it; the products of the results are left out.
+Each encodes its input in one pass: the text tower is causal, and there is no KV cache. With both towers the prompt is
+the text, with images beside it; the product of the two results is left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .blocks.encoder import Encoder, Head, holding, task
 from .blocks.feed_forward import Mlp
 from .blocks.fields import filled, labels_of
 from .blocks.parts import HIDDEN, Parts, heads_of, result, with_rows
-from .blocks.tower import Tower, auxiliary_block, layer, picture, tower_activation, tower_graph, vision, vit
+from .blocks.tower import Tower, auxiliary_block, layer, patch_grid, tower_activation, tower_graph, vision, vit
 
 _TASKS: Final = {"ModelWithProjection": "projected", "Model": "bare"}
 _IGNORED: Final = ("initializer_factor", "logit_scale_init_value", "text_config_dict", "vision_config_dict")
@@ -47,18 +47,18 @@ def build(config: Section, fmt: Format) -> Graph:
     text = config.section("text_config")
     text.ignore(*_IGNORED, "projection_dim")
     tower = clip_tower(vision(config), post_norm=False)
-    pictures = [*tower.blocks(fmt, tower.stream), replace(_pooled(tower, fmt, width), stream=tower.stream)]
+    images = [*tower.blocks(fmt, tower.stream), replace(_pooled(tower, fmt, width), stream=tower.stream)]
     *texts, head = _texts(text, fmt, width)
     scaled = holding(head.operators[0], tower.parts(fmt), {"logit_scale": (1,)})
     last = replace(head, operators=(scaled, *head.operators[1:]))
-    return Graph((*(auxiliary_block(b, active=1) for b in pictures), *texts, last))
+    return Graph((*(auxiliary_block(b, active=1) for b in images), *texts, last))
 
 
 def _classifier(config: Section, fmt: Format) -> Graph:
     """Classes of the mean of the patches; the norm of the class token is held."""
     config.ignore("architectures", "text_config", "projection_dim")
     tower = clip_tower(vision(config), post_norm=False)
-    graph = tower_graph(tower, fmt, Head(mean=tower.picture.patches, classes=labels_of(config)))
+    graph = tower_graph(tower, fmt, Head(mean=tower.grid.patches, classes=labels_of(config)))
     first, *others = graph.blocks
     norm = {f"post_norm.{part}": (tower.hidden,) for part in ("weight", "bias")}
     normed = holding(first.operators[0], tower.parts(fmt), norm)
@@ -66,7 +66,7 @@ def _classifier(config: Section, fmt: Format) -> Graph:
 
 
 @architecture("clip_vision_model", "metaclip_2_vision_model")
-def build_pictures(config: Section, fmt: Format) -> Graph:
+def build_vision(config: Section, fmt: Format) -> Graph:
     """CLIP's image tower alone, pooled and projected (CLIPVisionModelWithProjection)."""
     config.ignore(*_IGNORED)
     tower = clip_tower(config, post_norm=False)
@@ -83,7 +83,7 @@ def build_texts(config: Section, fmt: Format) -> Graph:
 def clip_tower(config: Section, *, post_norm: bool = True) -> Tower:
     """`post_norm`, the norm of the class token, stands in a head where it is run."""
     config = filled(config, TOWERS["CLIPVisionConfig"])
-    grid = picture(config)
+    grid = patch_grid(config)
     return vit(config, grid, _ACT, learned=1, positions=grid.patches + 1, pre_norm=True, post_norm=post_norm)
 
 

@@ -21,12 +21,12 @@ from .blocks.parts import NormKind
 
 _WINDOW = 4096
 _LAYER_TYPES = ("sliding_attention", "full_attention")
-_EVERY = 4  # layers, of which the last one sees all
+_EVERY = 4  # layers, of which the last one attends to all
 
 
 @architecture("cohere_compass_text")
 def build_compass(config: Section, fmt: Format) -> Graph:
-    """North Micro: as the second generation, but that all layers see all, and have positions, unless the config says
+    """North Micro: the second generation with global attention and positions in all layers, unless the config says
     otherwise: rope_parameters are null for the kind of layer that has none.
     """
     config.ignore("logit_scale", "pooling", "mrope_section")

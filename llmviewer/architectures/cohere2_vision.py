@@ -1,7 +1,7 @@
-"""Command A Vision and Aya Vision: a SigLIP tower, four of whose patches a gated MLP brings to a token of the language
-model (arXiv:2504.00698, arXiv:2505.08751).
+"""Command A Vision and Aya Vision: a SigLIP tower and a gated MLP that merges four patches into a token
+(arXiv:2504.00698, arXiv:2505.08751).
 
-A picture is cut into 12 tiles at most, and read once more in one where there are several. The tower's own head is held
+An image is cut into 12 tiles at most, and read once more in one where there are several. The tower's own head is held
 and not run.
 """
 
@@ -28,8 +28,8 @@ from .siglip import plain_tower, pooled_head
 _SIDE = 2  # patches to each side of what becomes a token
 _INNER = 36864
 _TILE = 224  # pixels to each side, as transformers.SiglipVisionConfig has it
-_MOST_TILES = 12  # of a picture, in the processors
-_AYA_PICTURES = TOWERS["AyaVisionConfig"] | {"vision_use_head": False}
+_MOST_TILES = 12  # of an image, in the processors
+_AYA_IMAGES = TOWERS["AyaVisionConfig"] | {"vision_use_head": False}
 
 
 @architecture("cohere2_vision")
@@ -60,7 +60,7 @@ def build_aya(config: Section, fmt: Format) -> Graph:
     if config.get("vision_config") is None:
         return language
     config.choice("vision_feature_select_strategy", ("full",), "full")
-    section = filled(vision(config), _AYA_PICTURES)
+    section = filled(vision(config), _AYA_IMAGES)
     merged = config.integer("downsample_factor", _SIDE)
     tower = plain_tower(section, multiple=merged)
     runs = layers_run(config, "vision_feature_layer", len(tower.layers), -1)
@@ -79,7 +79,7 @@ def _vision_graph(
 ) -> Graph:
     """The language model behind a tower, `merged` of whose patches are a token."""
     head = [replace(block, name="unused_head", stream=UNUSED) for block in pooled_head(section, tower, fmt)]
-    tokens = tower.tiles * tower.picture.patches // merged
+    tokens = tower.tiles * tower.grid.patches // merged
     return joined((*tower.blocks(fmt, tower.stream), *head), project, language, tokens=tokens)
 
 

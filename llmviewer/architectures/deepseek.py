@@ -1,5 +1,5 @@
 """DeepSeek-V2 and V3, and models of their form: latent attention, dense layers first, shared and routed experts
-(arXiv:2405.04434, arXiv:2412.19437); V3.2 and GLM-5 attend to keys that an indexer chooses (arXiv:2512.02556).
+(arXiv:2405.04434, arXiv:2412.19437); V3.2 and GLM-5 attend to keys selected by an indexer (arXiv:2512.02556).
 
 The correction bias of V3's router is no parameter: it steers training and is kept as a buffer. The layers that predict
 further tokens (num_nextn_predict_layers) are not in the count of 671 billion, and part of a pass where that is asked.
@@ -88,7 +88,7 @@ def build_mistral4(config: Section, fmt: Format) -> Graph:
 
 @architecture("deepseek_v32")
 def build_v32(config: Section, fmt: Format) -> Graph:
-    """DeepSeek-V3.2: every layer looks at the keys that its indexer chooses."""
+    """DeepSeek-V3.2: every layer attends to the keys that its indexer chooses."""
     ignore_router_fields(config, "rope_interleave")
     check_sparse(config)
     return _graph(config, fmt, sparse_layers(config, default=3), published_index(config, heads=64))
@@ -96,7 +96,7 @@ def build_v32(config: Section, fmt: Format) -> Graph:
 
 @architecture("glm_moe_dsa")
 def build_glm_moe_dsa(config: Section, fmt: Format) -> Graph:
-    """GLM-5: as DeepSeek-V3.2, but that layers may look at what the indexer of one before them chose."""
+    """GLM-5: as DeepSeek-V3.2, but that layers may attend to what the indexer of one before them chose."""
     ignore_router_fields(
         config, "rope_interleave", "indexer_rope_interleave", "index_share_for_mtp_iteration", "moe_router_dtype",
         "num_experts",
@@ -164,7 +164,7 @@ def _graph(
     tied: bool = False,
     normed: bool = False,
 ) -> Graph:
-    """`index` chooses keys in the layers where `own` is true, or in all, and layers without it look at its choice."""
+    """`index` chooses keys in the layers where `own` is true, or in all, and layers without it attend to its choice."""
     ignore_router_fields(config)
     # Keys and values are expanded for every head, and heads are as wide as their parts.
     config.ignore("num_key_value_heads", "head_dim", "qk_head_dim")

@@ -1,5 +1,5 @@
-"""DeepSeek-V4: a window joined with compressed entries, of which an indexer chooses in some layers, residual streams
-that are mixed, and experts that token ids choose in the first layers (arXiv:2606.19348).
+"""DeepSeek-V4: a sliding window plus compressed entries, which an indexer selects in some layers; hyper-connections;
+experts selected by token id in the first layers (arXiv:2606.19348).
 
 That choice is a table of ids, in training no parameter and in a pass a few bytes a token: it is not counted.
 """

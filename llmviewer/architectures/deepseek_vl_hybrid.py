@@ -1,5 +1,5 @@
-"""DeepSeek-VL 7B: SigLIP and, at a higher resolution, the tower of Segment Anything, with the features of both side by
-side in every token (arXiv:2403.05525, section 3.1).
+"""DeepSeek-VL 7B: SigLIP and, at a higher resolution, the tower of Segment Anything; the features of both are
+concatenated (arXiv:2403.05525, section 3.1).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from . import architecture
 from .blocks.fields import filled
 from .blocks.parts import HIDDEN, NormKind, Parts, result, reused_weight, with_rows
 from .blocks.sam import sam_tower
-from .blocks.tower import UNUSED, Tower, joined, language, of_pictures, part, projector, vision
+from .blocks.tower import UNUSED, Tower, image_rows, joined, language, part, projector, vision
 from .siglip import plain_tower, pooled_head
 
 _HIGH: Final = "high_features"
@@ -34,7 +34,7 @@ def build(config: Section, fmt: Format) -> Graph:
     high = part(config, "high_res_vision_config")
     high.ignore(*_SAM_IGNORED.split())
     tower, second = plain_tower(section), sam_tower(high)
-    parts, grid = tower.parts(fmt), tower.picture
+    parts, grid = tower.parts(fmt), tower.grid
     if grid.height != grid.width:
         raise section.error("image_size", f"must be that of a square; got {grid.height} x {grid.width} patches")
     channels = high.integer("output_channels", 256)
@@ -67,7 +67,7 @@ def _high(tower: Tower, parts: Parts, channels: int, side: int) -> tuple[Operato
     scaled = _scaled_down(parts, "last", result(last), channels, side)
     early = _neck(tower, parts, "early_neck", channels)
     reused = tuple(op.with_weights(reused_weight) for op in _scaled_down(parts, "early", result(early), channels, side))
-    out = with_rows(parts.tensor(_HIGH, 4 * channels), of_pictures(side**2))
+    out = with_rows(parts.tensor(_HIGH, 4 * channels), image_rows(side**2))
     add = parts.elementwise(_HIGH, result(scaled), result(reused), ops=2, weights={"alpha": 1})
     return (*last, *scaled, *early, *reused, replace(add, outputs=(out,)))
 
@@ -75,7 +75,7 @@ def _high(tower: Tower, parts: Parts, channels: int, side: int) -> tuple[Operato
 def _neck(tower: Tower, parts: Parts, name: str, channels: int) -> tuple[Operator, ...]:
     """Convolutions of 1 x 1 and 3 x 3 patches, with a norm after each."""
     operators: tuple[Operator, ...] = ()
-    x = with_rows(parts.tensor(HIDDEN, tower.hidden), of_pictures(tower.picture.patches))
+    x = with_rows(parts.tensor(HIDDEN, tower.hidden), image_rows(tower.grid.patches))
     for place, taps in (("1", 1), ("2", 9)):
         conv = _convolution(parts, f"{name}_{place}", x, channels, taps)
         operators = (*operators, conv, parts.norm(f"{name}_{place}_norm", conv.result, kind=NormKind.LAYER))
@@ -86,10 +86,10 @@ def _neck(tower: Tower, parts: Parts, name: str, channels: int) -> tuple[Operato
 def _scaled_down(parts: Parts, name: str, x: Tensor, channels: int, side: int) -> tuple[Operator, ...]:
     """Interpolation to four times the tokens to a side, and two convolutions with stride 2."""
     resized = parts.elementwise(f"{name}_resize", x, ops=_INTERPOLATION)
-    resized = resized.with_tensors(lambda t: with_rows(t, of_pictures((4 * side) ** 2)) if t is not x else t)
+    resized = resized.with_tensors(lambda t: with_rows(t, image_rows((4 * side) ** 2)) if t is not x else t)
     operators: tuple[Operator, ...] = (resized,)
     for place, (left, wide) in enumerate(((2 * side, 2 * channels), (side, 4 * channels)), start=1):
-        source = with_rows(result(operators), of_pictures(left**2))
+        source = with_rows(result(operators), image_rows(left**2))
         conv = _convolution(parts, f"{name}_down_{place}", source, wide, 9)
         operators = (*operators, replace(conv, inputs=(result(operators),)))
     return operators

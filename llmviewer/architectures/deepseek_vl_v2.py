@@ -1,5 +1,5 @@
-"""DeepSeek-VL2: SigLIP reads tiles of an image and all of it once more; squares of four patches are tokens before a
-DeepSeek-V2, whose tiny version has plain attention (arXiv:2412.10302).
+"""DeepSeek-VL2: SigLIP encodes tiles of an image and a thumbnail; four patches make a token before a DeepSeek-V2,
+whose tiny version has plain attention (arXiv:2412.10302).
 
 A learned token ends each row of tokens, and another one separates the whole from the tiles. SigLIP's pooling head is in
 the checkpoint and does not run.
@@ -20,7 +20,7 @@ from . import architecture, builder
 from .blocks.fields import filled
 from .blocks.parts import HIDDEN, Parts, with_rows
 from .blocks.tiles import best_resolution, picture_size
-from .blocks.tower import UNUSED, Tower, joined, of_pictures, part, projector
+from .blocks.tower import UNUSED, Tower, image_rows, joined, part, projector
 from .siglip import plain_tower, pooled_head
 
 _SO400M: Final = {"width": 1152, "layers": 27, "heads": 16, "mlp_ratio": 3.7362, "patch_size": 14, "image_size": 384}
@@ -60,11 +60,11 @@ def build(config: Section, fmt: Format) -> Graph:
     pixels = section.integer("image_size", 384)
     rows, columns = _grid(config, pixels)
     tower = replace(tower, tiles=rows * columns + 1)
-    each = ceil(tower.picture.height / side)
+    each = ceil(tower.grid.height / side)
     tokens = each * (each + 1) + 1 + rows * each * (columns * each + 1)
     parts = tower.parts(fmt)
     squares = _squares(adapter, tower, parts, side, width)
-    packed = with_rows(parts.tensor("pack", width), of_pictures(tokens))
+    packed = with_rows(parts.tensor("pack", width), image_rows(tokens))
     learned = tuple(parts.weight(f"{name}.weight", width) for name in ("newline", "separator"))
     pack = Permute(name=packed.name, inputs=(squares[-1].result,), outputs=(packed,), weights=learned)
     unused = (replace(block, name=f"unused_{block.name}", stream=UNUSED) for block in head)
@@ -117,9 +117,9 @@ def _grid(config: Section, side: int) -> tuple[int, int]:
 def _squares(config: Section, tower: Tower, parts: Parts, side: int, width: int) -> tuple[Operator, ...]:
     """Squares of patches side by side, filled up to whole squares, and an MLP."""
     inner = int(width * config.number("mlp_ratio", 1))
-    depth, each = config.count("depth", 2), ceil(tower.picture.height / side)
-    x = with_rows(parts.tensor(HIDDEN, tower.hidden), of_pictures(tower.picture.patches, tower.tiles))
-    wide = with_rows(parts.tensor("squares", side**2 * tower.hidden), of_pictures(each**2, tower.tiles))
+    depth, each = config.count("depth", 2), ceil(tower.grid.height / side)
+    x = with_rows(parts.tensor(HIDDEN, tower.hidden), image_rows(tower.grid.patches, tower.tiles))
+    wide = with_rows(parts.tensor("squares", side**2 * tower.hidden), image_rows(each**2, tower.tiles))
     join = Permute(name=wide.name, inputs=(x,), outputs=(wide,))
     rest = projector(parts, parts.tensor(wide.name, wide.width), (*[inner] * (depth - 1), width), "gelu", bias=True)
     return (join, *rest)

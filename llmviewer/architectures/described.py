@@ -1,4 +1,4 @@
-"""An architecture that is described in its file, layer by layer, with the parts that all others are made of.
+"""An architecture described in its model file, layer by layer, from the building blocks of the other families.
 
     model_type: described
     vocab_size: 32000
@@ -222,7 +222,7 @@ def _heads(section: Section, field: Field[Any]) -> Heads:  # noqa: ARG001
 
 
 def _mask(section: Section) -> Mask:
-    """The keys that a query sees: all before it, or as one of the keys of _MASKS limits them."""
+    """The keys that a query attends to: all before it, or as one of the keys of _MASKS limits them."""
     mask_keys = [key for key in _MASKS if section.get(key) is not None]
     if len(mask_keys) > 1:
         raise section.error(mask_keys[1], f"must stand alone; there is {mask_keys[0]} too")

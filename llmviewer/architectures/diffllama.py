@@ -1,5 +1,5 @@
-"""DiffLlama: LLaMA's layers with differential attention, half of whose heads are taken off the other half, over values
-of twice the width (arXiv:2410.05258).
+"""DiffLlama: LLaMA with differential attention, the difference of two softmax maps over values of twice the width
+(arXiv:2410.05258).
 
 Scores are made once here; its class makes them twice, for each half of the values.
 """

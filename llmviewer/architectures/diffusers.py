@@ -146,7 +146,7 @@ _BASIC: Final = (
     " double_self_attention only_cross_attention num_vector_embeds use_linear_projection interpolation_scale"
     " attention_type num_embeds_ada_norm cross_attention_dim"
 )
-_SIZED: Final = 128  # sample_size of the class from which on PixArt-alpha is told the size of pictures
+_SIZED: Final = 128  # sample_size of the class from which on PixArt-alpha is told the size of images
 _MODULATION: Final = "modulation"
 _CAPTION: Final = "caption"
 
@@ -274,7 +274,7 @@ class _Net:
         return Block(name="conditioning", operators=(*operators, add), input=text.name, output=_CONDITION)
 
     def shared_modulation(self, *, sized: bool) -> Block:
-        """The embedding of the time, with those of the picture's size, and six numbers per element made of it."""
+        """The embedding of the time, with those of the image's size, and six numbers per element made of it."""
         time = self._waved("time")
         out, operators = result(time), time
         if sized:  # height and width, and their ratio: a third of the width each

@@ -1,4 +1,5 @@
-"""DiT: a transformer that takes noise from a picture's latent, told by the time and a class (arXiv:2212.09748).
+"""DiT: a transformer that predicts the noise of an image latent, conditioned on the time step and a class
+(arXiv:2212.09748).
 
 A pass is one step of denoising; a sampler takes as many as it likes, and each on twice the sequences where it guides
 without a classifier. A sequence is a latent, cut into patches. Fields are the arguments of the class in
@@ -19,7 +20,7 @@ from ..records import frozen
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import FeedForward, Mixer
-from .blocks.encoder import both_ways
+from .blocks.encoder import bidirectional
 from .blocks.feed_forward import Mlp
 from .blocks.parts import HIDDEN, NormKind, Parts, heads_of, result, with_rows
 
@@ -40,7 +41,7 @@ def build(config: Section, fmt: Format) -> Graph:
         raise config.error("input_size", f"must be a multiple of the patch_size {patch}; got {side}")
     config.ignore("class_dropout_prob")
     inner = int(hidden * config.number("mlp_ratio", 4))
-    heads = both_ways(heads_of(config, hidden, "num_heads"))
+    heads = bidirectional(heads_of(config, hidden, "num_heads"))
     out = channels * (2 if config.flag("learn_sigma", default=True) else 1)
     return _Dit(
         parts=Parts(format=fmt, norm_kind=NormKind.PLAIN),

@@ -1,4 +1,4 @@
-"""Dory: a normalized transformer (arXiv:2410.01131) whose middle layers run several times.
+"""Dory: a normalized transformer (arXiv:2410.01131) whose middle layers are looped.
 
 Every state, query and key is brought to the unit sphere, and a layer moves the state a learned share of the way to what
 it has made. Each run of a middle layer has a cache of its own. Published files list attention and MLP as two layers.

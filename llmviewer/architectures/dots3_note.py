@@ -1,5 +1,5 @@
-"""The text part of Dots 3 Note: latent attention scaled by a gate for each head, to keys that an indexer chooses, or to
-the last ones in layers with sizes of their own; experts.
+"""Text part of Dots 3 Note: latent attention with a gate per head, to keys selected by an indexer or within a window
+in layers with sizes of their own; experts.
 
 Configs come in two dialects: that of the checkpoint has the sizes of layers with a window in fields that begin with
 swa_, that of transformers in per_layer_config. Factors of the latents fold into their norms.
@@ -69,7 +69,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("dots3_note")
 def build_text_of(config: Section, fmt: Format) -> Graph:
-    """The decoder of one that also sees and hears: without the towers that make tokens of that. Published configs have
+    """The decoder of one with vision and audio: without those towers. Published configs have
     the fields of the text part beside those of the towers.
     """
     config.ignore(*_MEDIA.split())

@@ -1,4 +1,4 @@
-"""ERNIE 4.5 with experts: grouped queries, and experts in a range of layers."""
+"""ERNIE 4.5 with experts: grouped-query attention, and experts in a range of layers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""ERNIE 4.5 VL: experts for text and others for pictures in each layer, and a shared one for both; a tower for pictures
-of any size, four patches of which make a token of the prompt (arXiv:2509.09673).
+"""ERNIE 4.5 VL: separate text and vision experts in each layer, and a shared expert for both; a vision tower for
+images of any size, four patches of which make a token (arXiv:2509.09673).
 
-The router of each kind chooses among the experts of its own; the tokens that begin and end a picture go to those for
-pictures. A picture is as large as `image_size` of the vision_config says, as of Qwen2-VL; two frames of a film are
-joined in one token, and a picture stands for both.
+The router of each kind chooses among the experts of its own; the tokens that begin and end an image go to those for
+images. An image is as large as `image_size` of the vision_config says, as of Qwen2-VL; two video frames are
+joined in one token, and an image stands for both.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ..records import frozen
 from . import architecture
 from .blocks.class_defaults import TEXT_CLASSES
 from .blocks.decoder import Layer
-from .blocks.encoder import both_ways
+from .blocks.encoder import bidirectional
 from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import attention, decoder, filled
 from .blocks.moe import dense, experts, ignore_router_fields, integers, language_model, sparse_layers
 from .blocks.parts import HIDDEN, NormKind, Parts, heads_of, result
-from .blocks.tower import Tower, joined, layer, picture, projector, tower_activation, vision
+from .blocks.tower import Tower, joined, layer, patch_grid, projector, tower_activation, vision
 
 _TEXT: Final = TEXT_CLASSES["Ernie4_5_VLMoeTextConfig"] | {
     "moe_k": 6,
@@ -35,7 +35,7 @@ _TEXT: Final = TEXT_CLASSES["Ernie4_5_VLMoeTextConfig"] | {
     "moe_num_shared_experts": 2,
     "moe_intermediate_size": [1536, 512],
 }
-_PICTURES: Final = {  # as transformers.Ernie4_5_VLMoeVisionConfig has it
+_IMAGES: Final = {  # as transformers.Ernie4_5_VLMoeVisionConfig has it
     "hidden_size": 1280,
     "intermediate_size": 5120,
     "depth": 32,
@@ -46,21 +46,21 @@ _PICTURES: Final = {  # as transformers.Ernie4_5_VLMoeVisionConfig has it
 _IGNORED: Final = """
     image_start_token_id image_end_token_id image_token_id video_start_token_id video_end_token_id video_token_id
 """
-_MARKS: Final = 2  # tokens that begin and end a picture
+_MARKS: Final = 2  # tokens that begin and end an image
 
 
 @frozen(kw_only=True)
 class TwoKinds:
-    """Experts for text, others for the `image_tokens` of each picture, and a shared MLP for all tokens."""
+    """Experts for text, others for the `image_tokens` of each image, and a shared MLP for all tokens."""
 
     text: Experts
-    pictures: Experts
+    images: Experts
     shared: Mlp
     image_tokens: int
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         written = _on_stream(self.text.operators(parts, x), text_tokens(self.image_tokens))
-        others = _called("vision", self.pictures.operators(parts, x), x.name)
+        others = _called("vision", self.images.operators(parts, x), x.name)
         image_experts = _on_stream(
             [op.with_weights(lambda w: replace(w, active=0)) for op in others], images(self.image_tokens)
         )
@@ -79,9 +79,9 @@ def build(config: Section, fmt: Format) -> Graph:
     ]
     text = filled(text_section, _TEXT, instead={"tie_word_embeddings": any(tied_flags or [True])})
     text.ignore("model_type")
-    section = filled(vision(config), _PICTURES)
+    section = filled(vision(config), _IMAGES)
     tower, side = _tower(section), section.integer("spatial_merge_size", 2)
-    tokens = tower.picture.patches // side**2
+    tokens = tower.grid.patches // side**2
     language = decoder(text, _layers(text, tokens + _MARKS)).graph(fmt)
     project = _projected(tower, tower.parts(fmt), side**2, section.integer("temporal_merge_size", 2), text)
     return joined(tower.blocks(fmt, tower.stream), project, language, tokens=tokens)
@@ -93,14 +93,14 @@ def _layers(config: Section, image_tokens: int) -> list[Layer]:
         raise config.error("use_bias", "must be false; biases of ERNIE 4.5 are not modelled")
     inner, shared = integers(config, "moe_intermediate_size"), config.integer("moe_num_shared_experts")
     if len(inner) != 2:
-        requirement = f"must be the widths of experts for text and for pictures; got {list(inner)}"
+        requirement = f"must be the widths of experts for text and for images; got {list(inner)}"
         raise config.error("moe_intermediate_size", requirement)
     text_experts, others = (
         replace(experts(config, "moe_num_experts", "moe_k", inner=width), router_bias=True) for width in inner
     )
     mixture = TwoKinds(
         text=text_experts,
-        pictures=others,
+        images=others,
         shared=Mlp(inner=shared * inner[0], act=text_experts.act, gated=True),
         image_tokens=image_tokens,
     )
@@ -126,10 +126,10 @@ def _on_stream(operators: Sequence[Operator], stream: Stream) -> tuple[Operator,
 
 def _tower(section: Section) -> Tower:
     hidden = section.integer("hidden_size")
-    heads = both_ways(heads_of(section, hidden, section.first("num_heads", "num_attention_heads")))
+    heads = bidirectional(heads_of(section, hidden, section.first("num_heads", "num_attention_heads")))
     mlp = Mlp(inner=section.integer("intermediate_size"), act=tower_activation(section, "quick_gelu"), bias=True)
     return Tower(
-        picture=picture(section, channels="in_channels", multiple=section.integer("spatial_merge_size", 2)),
+        grid=patch_grid(section, channels="in_channels", multiple=section.integer("spatial_merge_size", 2)),
         hidden=hidden,
         layers=[layer(heads, mlp, fused_qkv=True, rotated=True)]
         * section.count(section.first("depth", "num_hidden_layers")),

@@ -1,4 +1,4 @@
-"""Falcon: few KV heads, attention and MLP side by side under one norm (7B) or two (40B, 180B) (arXiv:2311.16867)."""
+"""Falcon: few KV heads, attention and MLP in parallel after one norm (7B) or two (40B, 180B) (arXiv:2311.16867)."""
 
 from __future__ import annotations
 

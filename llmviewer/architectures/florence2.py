@@ -1,5 +1,5 @@
-"""Florence-2: a DaViT, whose layers attend within windows of positions and between channels in turn, before an encoder
-and decoder of BART (arXiv:2311.06242, arXiv:2204.03645).
+"""Florence-2: DaViT, which alternates window attention and channel attention, before an encoder-decoder of BART
+(arXiv:2311.06242, arXiv:2204.03645).
 
 Tokens of the image stand before the words of the prompt, which the encoder reads.
 """
@@ -17,8 +17,8 @@ from ..operators.attention import Heads
 from ..operators.base import Operator, Tensor
 from ..operators.convolution import Conv2d
 from ..operators.elementwise import Permute
+from ..operators.images import BatchedProduct
 from ..operators.masks import Tiled
-from ..operators.pictures import BatchedProduct
 from ..precision import Format
 from ..records import frozen
 from . import architecture, builder
@@ -29,7 +29,7 @@ from .blocks.fields import filled
 from .blocks.moe import counts, integers, language_model
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
 from .blocks.tiles import picture_size
-from .blocks.tower import joined, of_pictures, part
+from .blocks.tower import image_rows, joined, part
 
 _SIDE: Final = 768  # pixels to a side, by the processors of all published models
 _SIZES: Final = {  # as transformers.Florence2VisionConfig has it
@@ -70,7 +70,7 @@ class Windows:
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         heads = replace(self.heads, mask=Tiled(self.padded * self.window))
         attention = SelfAttention(heads=heads, fused_qkv=True, qkv_bias=self.bias, o_bias=True)
-        rows = of_pictures(self.padded)
+        rows = image_rows(self.padded)
 
         def filled_up(t: Tensor) -> Tensor:
             return with_rows(t, rows) if t.rows == TOKENS else t
@@ -90,7 +90,7 @@ class Channels:
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         q, k, v = (parts.tensor(f"{name}_proj", x.width) for name in "qkv")
         qkv = parts.linear("qkv_proj", x, q, k, v, bias=self.bias)
-        each, image = x.width // self.groups, of_pictures(1)
+        each, image = x.width // self.groups, image_rows(1)
         scores = with_rows(parts.tensor("channel_scores", x.width * each), image)
         qk = BatchedProduct(name="channel_qk", inputs=(q, k), outputs=(scores,), inner=self.positions)
         softmax = parts.elementwise("channel_softmax", scores, ops=_SOFTMAX_OPS)
@@ -177,7 +177,7 @@ def _embedding(
     parts: Parts, channels: int, hidden: int, taps: int, before: int, *, first: bool
 ) -> tuple[Operator, ...]:
     """A convolution with a stride; a norm follows it in the first stage and precedes it in others."""
-    x = with_rows(parts.tensor(HIDDEN, channels), of_pictures(before))
+    x = with_rows(parts.tensor(HIDDEN, channels), image_rows(before))
     norm = () if first else (parts.norm("embed_norm", x),)
     x = result(norm) if norm else x
     weights = (parts.weight("embed.weight", hidden, channels, taps**2), parts.weight("embed.bias", hidden))
@@ -207,12 +207,12 @@ def _layer(config: Section, hidden: int, heads: int, groups: int, size: tuple[in
 def _projected(config: Section, parts: Parts, hidden: int, tokens: int) -> tuple[Operator, ...]:
     """Learned positions of rows and columns and the sine of the frame; the mean of all and all positions, projected."""
     count, half = config.integer("max_position_embeddings", 50), hidden // 2
-    x = with_rows(parts.tensor(HIDDEN, hidden), of_pictures(tokens - 1))
+    x = with_rows(parts.tensor(HIDDEN, hidden), image_rows(tokens - 1))
     add = parts.elementwise("position_add", x, ops=2)
     tables = (parts.weight("rows.weight", count, half), parts.weight("columns.weight", count, hidden - half))
     add = replace(add.with_tensors(lambda t: with_rows(t, x.rows)), weights=tables)
     mean = parts.elementwise("mean", add.result, ops=tokens - 1)
-    mean = replace(mean, outputs=(with_rows(mean.result, of_pictures(1)),))
+    mean = replace(mean, outputs=(with_rows(mean.result, image_rows(1)),))
     joined_tensor = parts.tensor("both", hidden)
     join = Permute(name=joined_tensor.name, inputs=(mean.result, add.result), outputs=(joined_tensor,))
     project = parts.project("linear_1", joined_tensor, config.integer("projection_dim", 1024))

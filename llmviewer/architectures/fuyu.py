@@ -1,6 +1,6 @@
-"""Fuyu: patches of a picture are projected to tokens of a Persimmon, without a tower.
+"""Fuyu: image patches are projected to tokens of a Persimmon, without a vision tower.
 
-Each row of patches ends with a token of text, which is not counted among those of the picture.
+Each row of patches ends with a token of text, which is not counted among those of the image.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .blocks.parts import HIDDEN, Parts
 from .blocks.tiles import picture_size
 from .blocks.tower import joined, language
 
-_MAX_IMAGE_SIZE: Final = (1080, 1920)  # pixels to a side, to which the processor brings larger pictures
+_MAX_IMAGE_SIZE: Final = (1080, 1920)  # pixels to a side, to which the processor brings larger images
 _IGNORED: Final = "image_size num_attention_heads"
 
 
 @architecture("fuyu")
 def build(config: Section, fmt: Format) -> Graph:
-    """Fields of the language model stand in text_config, or, in older files, beside those of pictures."""
+    """Fields of the language model stand in text_config, or, in older files, beside those of images."""
     text_config = config.get("text_config") or {key: value for key, value in config.data.items() if key != "model_type"}
     text, width = language(
         filled(config, instead={"text_config": TEXT_CLASSES["FuyuConfig"] | text_config}), fmt, "persimmon"

@@ -1,5 +1,5 @@
-"""Gemma 3n's text part: four residual streams, of which each layer computes one and predicts and corrects the others
-(AltUp, arXiv:2301.13310), a low-rank path beside attention, and embeddings of every layer's own as in Gemma 4.
+"""Text part of Gemma 3n: four residual streams, of which each layer computes one and predicts and corrects the others
+(AltUp, arXiv:2301.13310), a low-rank path beside attention, and per-layer embeddings as in Gemma 4.
 
 The streams stand side by side in one tensor, the computed one first.
 """
@@ -184,7 +184,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("gemma3n")
 def build_text_of(config: Section, fmt: Format) -> Graph:
-    """The decoder of a Gemma 3n that also sees and hears: without the towers that make tokens of that."""
+    """The decoder of a Gemma 3n with vision and audio: without those towers."""
     config.ignore(*_MEDIA.split())
     return build(config.section("text_config"), fmt)
 

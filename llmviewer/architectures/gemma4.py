@@ -1,7 +1,8 @@
-"""Gemma 4's text part: as Gemma 3, with wider heads in layers that see all, and layers that use an earlier one's cache.
+"""Text part of Gemma 4: Gemma 3 with wider heads in layers of global attention, and layers that share the KV cache of
+an earlier one.
 
-Values are the keys before their norm in layers that see all, where the config says so. Small models add to each layer
-embeddings of its own, made of the tokens and of what they are first embedded as. Experts stand beside an MLP.
+In layers of global attention the values are the keys before their norm, where the config says so. Small models have
+per-layer embeddings, computed from the token ids and the first embedding. Experts run in parallel to an MLP.
 A layer's learned factor folds into the norms and is not counted.
 """
 
@@ -30,9 +31,9 @@ from .blocks.parts import NormKind, Parts, result
 from .blocks.tower import tied_of
 
 _UNIFIED = TEXT_CLASSES["Gemma4TextConfig"] | {"hidden_size_per_layer_input": 0, "sliding_window": 1024}
-_GLOBAL_HEAD_DIM = 512  # of layers that see all
+_GLOBAL_HEAD_DIM = 512  # of layers that attend to all
 EMBEDDED, _PER_LAYER = "embed_tokens", "per_layer_inputs"  # left by the blocks before the layers
-_ROTATED = 0.25  # of a head of layers that see all
+_ROTATED = 0.25  # of a head of layers that attend to all
 _IGNORED = """
     final_logit_softcapping use_bidirectional_attention vocab_size_per_layer_input expert_intermediate_size
     moe_intermediate_size num_experts top_k_experts num_global_key_value_heads use_double_wide_mlp
@@ -194,7 +195,7 @@ def build_unified(config: Section, fmt: Format) -> Graph:
 
 @architecture("gemma4")
 def build_text_of(config: Section, fmt: Format) -> Graph:
-    """The decoder of a Gemma 4 that also sees and hears: without the towers that make tokens of that."""
+    """The decoder of a Gemma 4 with vision and audio: without those towers."""
     config.ignore(*_MEDIA.split())
     return build(_text_of(config), fmt)
 

@@ -1,6 +1,6 @@
-"""Gemma 3 that sees: a SigLIP tower whose patches are averaged to 256 tokens a picture (arXiv:2503.19786).
+"""Gemma 3 with vision: a SigLIP tower whose patches are pooled to 256 tokens an image (arXiv:2503.19786).
 
-In the language model the tokens of a picture see each other both ways.
+In the language model, attention among the tokens of an image is bidirectional.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def build(config: Section, fmt: Format) -> Graph:
     if config.get("vision_config") is None:
         return text
     tower = siglip_tower(vision(config))
-    side, grid = isqrt(tokens), tower.picture
+    side, grid = isqrt(tokens), tower.grid
     if side * side != tokens or grid.height != grid.width or grid.height % side:
         raise config.error(
             "mm_tokens_per_image",
@@ -46,7 +46,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _around(op: Operator, *, tokens: int) -> Operator:
-    """`op` with a mask that knows of pictures, where it has one."""
+    """`op` with a mask that is bidirectional within an image, if it has a causal one."""
     if not isinstance(op, Attention) or not isinstance(op.heads.mask, Causal):
         return op
     return replace(op, heads=replace(op.heads, mask=CausalWithImages(op.heads.mask.window, tokens)))
@@ -54,7 +54,7 @@ def _around(op: Operator, *, tokens: int) -> Operator:
 
 @architecture("paligemma")
 def build_paligemma(config: Section, fmt: Format) -> Graph:
-    """PaliGemma 1 and 2: one linear, and Gemma or Gemma 2, whose prompt sees itself both ways (arXiv:2407.07726,
+    """PaliGemma 1 and 2: one linear, and Gemma or Gemma 2, whose prompt is bidirectional (arXiv:2407.07726,
     arXiv:2412.03555).
     """
     text, width = language(config, fmt, "gemma")
@@ -70,11 +70,11 @@ def build_paligemma(config: Section, fmt: Format) -> Graph:
     tower = siglip_tower(vision_section)
     parts = tower.parts(fmt)
     project = (parts.project("linear_1", patches_of(tower, parts), width, bias=True),)
-    return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tower.picture.patches)
+    return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tower.grid.patches)
 
 
 def _prefix(op: Operator) -> Operator:
-    """`op` with a mask that lets a prompt see itself both ways, where it has one."""
+    """`op` with a mask that is bidirectional within the prompt, if it has a causal one."""
     if not isinstance(op, Attention) or not isinstance(op.heads.mask, Causal):
         return op
     return replace(op, heads=replace(op.heads, mask=Prefix(op.heads.mask.window)))

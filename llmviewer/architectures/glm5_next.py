@@ -1,5 +1,5 @@
-"""GLM-5.3-Flash's text part: Kimi delta attention 3 to 1 with latent attention without positions, to groups of keys
-that an indexer chooses; residual streams that are mixed, whose mean goes to the head; experts.
+"""Text part of GLM-5.3-Flash: three layers of Kimi delta attention to one of latent attention without positions, to
+groups of keys that an indexer selects; hyper-connections, whose mean goes to the head; experts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PooledIndex(Index):
 
     The cache has the keys of groups, and keys and gates of the tokens of one that is not full.
 
-    chosen  keys that each query sees, those of the last group among them, full or not
+    chosen  keys that each query attends to, those of the last group among them, full or not
     pools   groups that it keeps
     """
 
@@ -139,7 +139,7 @@ def _attention(config: Section, *, has_indexer: bool) -> LatentAttention:
     topk, pool = config.integer("index_topk", 2048), config.integer("index_kpool", 16)
     if topk % pool:
         raise config.error("index_topk", f"must be a multiple of index_kpool, {pool}; got {topk}")
-    # Of a group that is not full, a query sees half on average.
+    # Of a group that is not full, a query attends to half on average.
     chosen = topk + (pool // 2 if config.flag("index_kpool_always_select_tail", default=True) else 0)
     index = PooledIndex(
         num_heads=config.integer("index_n_heads", 32),

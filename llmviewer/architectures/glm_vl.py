@@ -1,8 +1,8 @@
-"""GLM-4.1V, 4.5V, 4.6V, 5.3-Flash and GLM-OCR: a tower for pictures of any size, a convolution over four patches and a
-gated MLP that make a token of the prompt, before a GLM (arXiv:2507.01006).
+"""GLM-4.1V, 4.5V, 4.6V, 5.3-Flash and GLM-OCR: a vision tower for images of any size, a strided convolution and a
+gated MLP that merge four patches into a token, before a GLM (arXiv:2507.01006).
 
-image_size of the vision_config is that of the table of positions, from which those of a picture are interpolated. A
-picture is as large as picture_size says, which no published config has.
+image_size of the vision_config is that of the table of positions, from which those of an image are interpolated. A
+image is as large as picture_size says, which no published config has.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.class_defaults import TEXT_CLASSES
 from .blocks.decoder import Layer
-from .blocks.encoder import both_ways
+from .blocks.encoder import bidirectional
 from .blocks.feed_forward import Mlp
 from .blocks.fields import filled
 from .blocks.moe import language_model
 from .blocks.parts import HIDDEN, NormKind, heads_of
 from .blocks.tiles import picture_size
-from .blocks.tower import PatchGrid, Tower, joined, layer, picture, sides, tied_of, tower_activation, vision
+from .blocks.tower import PatchGrid, Tower, joined, layer, patch_grid, sides, tied_of, tower_activation, vision
 from .glm5_next import build as build_glm5_next_text
 from .llama import FAMILIES
 
@@ -77,7 +77,7 @@ def build(config: Section, fmt: Format) -> Graph:
     side = section.integer("spatial_merge_size")
     tower = _tower(config, section, side)
     project = _projected(section, tower, fmt, side**2, section.integer("intermediate_size"))
-    return joined(tower.blocks(fmt, tower.stream), project, language, tokens=tower.picture.patches // side**2)
+    return joined(tower.blocks(fmt, tower.stream), project, language, tokens=tower.grid.patches // side**2)
 
 
 @architecture("glm_ocr")
@@ -123,7 +123,7 @@ def _behind_ocr_tower(config: Section, language: Graph, fmt: Format, *, inner: i
     else:
         wide = section.integer("out_hidden_size") * section.integer("in_channels", 3)
     project = _projected(section, tower, fmt, side**2, wide)
-    return joined(tower.blocks(fmt, tower.stream), project, language, tokens=tower.picture.patches // side**2)
+    return joined(tower.blocks(fmt, tower.stream), project, language, tokens=tower.grid.patches // side**2)
 
 
 @architecture("glm4v_text")
@@ -158,12 +158,12 @@ def _filled_text(text: Section, defaults: Mapping[str, Any], instead: Mapping[st
 
 
 def _patch_grid(config: Section, section: Section, side: int) -> PatchGrid:
-    """The picture, down to whole tokens."""
+    """The image, down to whole tokens."""
     (height, width), (tall, wide) = picture_size(config), (patch * side for patch in sides(section, "patch_size"))
     if height < tall or width < wide:
         raise config.error("picture_size", f"must be at least a token, {tall} x {wide}; got {height} x {width}")
     size = [height // tall * tall, width // wide * wide]
-    return picture(
+    return patch_grid(
         filled(section, instead={"image_size": size}),
         channels="in_channels",
         frames=section.integer("temporal_patch_size"),
@@ -177,12 +177,12 @@ def _tower(config: Section, section: Section, side: int) -> Tower:
     bias = section.flag("attention_bias", default=False)
     one = layer(_heads(section), mlp, qkv_bias=bias, o_bias=False, fused_qkv=True, rotated=True)
     return Tower(
-        picture=_patch_grid(config, section, side),
+        grid=_patch_grid(config, section, side),
         hidden=section.integer("hidden_size"),
         layers=[one] * section.count(section.first("depth", "num_hidden_layers")),
         norm=NormKind.RMS,
         patch_bias=True,
-        positions=picture(section, channels="in_channels").patches,
+        positions=patch_grid(section, channels="in_channels").patches,
         position_ops=_BICUBIC,
         patch_norm=True,
         post_norm=True,
@@ -197,7 +197,7 @@ def _ocr_tower(config: Section, section: Section, side: int) -> Tower:
         heads=heads, rotary_dim=heads.head_dim, fused_qkv=True, qkv_bias=bias, o_bias=bias, qk_norm=NormKind.RMS
     )
     return Tower(
-        picture=_patch_grid(config, section, side),
+        grid=_patch_grid(config, section, side),
         hidden=section.integer("hidden_size"),
         layers=[Layer(mixer=attention, feed_forward=mlp)] * section.count(section.first("depth", "num_hidden_layers")),
         norm=NormKind.RMS,
@@ -208,7 +208,7 @@ def _ocr_tower(config: Section, section: Section, side: int) -> Tower:
 
 def _heads(section: Section) -> Heads:
     hidden = section.integer("hidden_size")
-    return both_ways(heads_of(section, hidden, section.first("num_heads", "num_attention_heads")))
+    return bidirectional(heads_of(section, hidden, section.first("num_heads", "num_attention_heads")))
 
 
 def _projected(section: Section, tower: Tower, fmt: Format, merged: int, inner: int) -> tuple[Operator, ...]:

@@ -1,5 +1,5 @@
-"""GPT, GPT-2, GPT-Neo, GPT-J, CodeGen, BLOOM, StarCoder, OPT and MPT: LayerNorm, an MLP of two matrices;
-positions that are learned, rotations or biases.
+"""GPT, GPT-2, GPT-Neo, GPT-J, CodeGen, BLOOM, StarCoder, OPT and MPT: LayerNorm, an MLP of two matrices; learned,
+rotary or ALiBi positions.
 """
 
 from __future__ import annotations

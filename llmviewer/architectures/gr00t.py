@@ -1,5 +1,5 @@
 """GR00T N1.5: an Eagle vision-language model, of whose language model 12 layers run, and a diffusion transformer that
-attends to its features and denoises a chunk of actions (arXiv:2503.14734).
+cross-attends to its features and denoises a chunk of actions (arXiv:2503.14734).
 
 Sizes of the backbone, which its config names by a path alone, are those of SigLIP 2 So400m and Qwen3 1.7B. Keys and
 values of the features, which no step changes, are computed once; the reference computes them in every step.
@@ -31,7 +31,7 @@ from .blocks.actions import (
 )
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Layer
-from .blocks.encoder import ENCODED, CrossAttention, both_ways, leaving, stack
+from .blocks.encoder import ENCODED, CrossAttention, bidirectional, leaving, stack
 from .blocks.feed_forward import Mlp
 from .blocks.fields import filled
 from .blocks.parts import HIDDEN, NormKind, Parts, result, with_rows
@@ -96,18 +96,18 @@ def _backbone(config: Section, fmt: Format) -> tuple[tuple[Block, ...], int]:
     unused = (replace(b, name=f"unused_{b.name}", stream=UNUSED) for b in pooled_head(section, tower, fmt))
     blocks = (*tower.blocks(fmt, tower.stream), *unused)
     project = projector(parts, patches_of(tower, parts), (width,), "gelu", bias=True)
-    vlm = joined(blocks, project, FAMILIES["qwen3"].graph(text, fmt), tokens=tower.picture.patches)
+    vlm = joined(blocks, project, FAMILIES["qwen3"].graph(text, fmt), tokens=tower.grid.patches)
     head = unused_weights("head", parts, {"lm_head.weight": (text.integer("vocab_size"), width)})
     return (*prefix(vlm, UncachedCausal()), auxiliary_block(head, name="unused")), width
 
 
 def _heads(config: Section) -> Heads:
     count, each = config.integer("num_attention_heads"), config.integer("attention_head_dim")
-    return both_ways(Heads(num_heads=count, num_kv_heads=count, head_dim=each))
+    return bidirectional(Heads(num_heads=count, num_kv_heads=count, head_dim=each))
 
 
 def _features(config: Section, parts: Parts, width: int) -> tuple[Block, ...]:
-    """A norm of the language model's features, and layers in which they see each other."""
+    """A norm of the language model's features, and layers in which they attend to each other."""
     heads = _heads(config)
     if heads.q_width != width:
         raise config.error("attention_head_dim", f"must give heads as wide as the features, {width} in all")

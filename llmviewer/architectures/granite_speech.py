@@ -1,7 +1,7 @@
-"""Granite Speech: a conformer encodes sound, and three learned queries attend to every 15 of its tokens and stand for
-them in the prompt of a Granite (arXiv:2505.08699; arXiv:2005.08100).
+"""Granite Speech: a conformer encodes audio; three learned queries per 15 frames make the tokens of a Granite's prompt
+(arXiv:2505.08699; arXiv:2005.08100).
 
-A piece of sound lasts sound_seconds of the config, 30 s without that field, and counts as an image. A token of the
+An audio clip lasts sound_seconds of the config, 30 s without that field, and counts as an image. A token of the
 encoder stands for two frames of 10 ms.
 """
 
@@ -17,8 +17,8 @@ from ..graph import Block, Graph
 from ..operators.attention import QK, Heads
 from ..operators.base import Operator, Tensor
 from ..operators.convolution import Conv1d
+from ..operators.images import RelativePositions
 from ..operators.masks import Tiled
-from ..operators.pictures import RelativePositions
 from ..precision import Format
 from ..records import frozen
 from . import architecture
@@ -30,7 +30,7 @@ from .blocks.feed_forward import Mlp
 from .blocks.fields import filled
 from .blocks.parts import HIDDEN, NormKind, Parts, result, with_rows
 from .blocks.resampler import FEATURES, queried
-from .blocks.tower import joined, language, of_pictures, part
+from .blocks.tower import image_rows, joined, language, part
 
 _TOKENS_A_SECOND: Final = 50
 _SECONDS: Final = 30
@@ -45,13 +45,13 @@ _SIGMOID_OPS: Final = 4
 
 
 def sound_tokens(config: Section, per_second: int) -> int:
-    """Tokens of a piece of sound, by an optional field that users may add."""
+    """Tokens of an audio clip, by an optional field that users may add."""
     return config.integer("sound_seconds", _SECONDS) * per_second
 
 
 @architecture("granite_speech", "granite_speech_plus")
 def build(config: Section, fmt: Format) -> Graph:
-    """Adapters for sound (LoRA) are files beside the checkpoint; its class does not have them."""
+    """Adapters for audio (LoRA) are files beside the checkpoint; its class does not have them."""
     text, width = language(filled(config, {"tie_word_embeddings": True, "text_config": {}}), fmt, "granite")
     config.ignore(*_IGNORED.split())
     section = filled(part(config, "encoder_config"), _ENCODER)
@@ -68,7 +68,7 @@ def build(config: Section, fmt: Format) -> Graph:
     layers = qformer_layers(projector, features=window, tiles=windows)
     wide = projector.integer("hidden_size")
     queried_blocks = queried(parts, layers, queries, wide, norm=True, tiles=windows)
-    x = with_rows(parts.tensor(HIDDEN, wide), of_pictures(queries, windows))
+    x = with_rows(parts.tensor(HIDDEN, wide), image_rows(queries, windows))
     project = (parts.project("linear", x, width, bias=True),)
     blocks = (*encoder[:-1], last, *queried_blocks)
     return joined(blocks, project, text, tokens=queries * windows, name="audio")
@@ -78,7 +78,7 @@ def build(config: Section, fmt: Format) -> Graph:
 class ShawAttention:
     """Attention within blocks of `context` tokens, with learned scores of distances (arXiv:1803.02155).
 
-    padded  tokens of a piece of sound, filled up to whole blocks
+    padded  tokens of an audio clip, filled up to whole blocks
     """
 
     heads: Heads
@@ -100,7 +100,7 @@ class ShawAttention:
             weights=(parts.weight("distances.weight", self.distances, self.heads.head_dim),),
             head_dim=self.heads.head_dim,
         )
-        rows = of_pictures(self.padded)
+        rows = image_rows(self.padded)
 
         def filled_up(t: Tensor) -> Tensor:
             return with_rows(t, rows) if t.rows == TOKENS else t

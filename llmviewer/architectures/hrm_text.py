@@ -1,4 +1,4 @@
-"""HRM-Text: a slow and a fast stack of layers, which a pass runs in turn and several times (arXiv:2506.21734).
+"""HRM-Text: a slow and a fast stack of layers, which a forward pass runs in turn and several times (arXiv:2506.21734).
 
 Every run of a layer has a cache of its own. Where the other stack's state stands still it is held beside the one that
 runs, as the embedding is named here.

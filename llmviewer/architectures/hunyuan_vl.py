@@ -1,7 +1,7 @@
-"""HunYuan-VL, HunyuanOCR and Hy4 with vision: a tower for pictures of any size, four patches of which make a token by a
-convolution; a learned token ends each row of them.
+"""HunYuan-VL, HunyuanOCR and Hy4 with vision: a vision tower for images of any size, a convolution that merges four
+patches into a token, and a learned token at the end of each row of tokens.
 
-A picture is as large as image_size of the vision_config says, and _SIDE x _SIDE where that says nothing, as in no
+An image is as large as image_size of the vision_config says, and _SIDE x _SIDE where that says nothing, as in no
 published config.
 """
 
@@ -19,7 +19,7 @@ from . import architecture
 from .blocks.fields import filled
 from .blocks.moe import language_model
 from .blocks.parts import NormKind, Parts, activation, result, with_rows
-from .blocks.tower import Tower, joined, language, of_pictures, patches_of, picture, tied_of, vision, vit
+from .blocks.tower import Tower, image_rows, joined, language, patch_grid, patches_of, tied_of, vision, vit
 from .llama import FAMILIES
 
 _SIDE: Final = 1024
@@ -62,7 +62,7 @@ def build(config: Section, fmt: Format) -> Graph:
     tower, side = _tower(section)
     if section.integer("text_hidden_size", width) != width:
         raise section.error("text_hidden_size", f"must be the {width} of the language model")
-    rows, columns = tower.picture.height // side, tower.picture.width // side
+    rows, columns = tower.grid.height // side, tower.grid.width // side
     parts, inner = tower.parts(fmt), _MERGED * tower.hidden
     projector = _merged(section, tower, parts, side, inner=inner, out=_MERGED * inner)
     ended = _ended(parts, projector, rows * (columns + 1))
@@ -70,7 +70,7 @@ def build(config: Section, fmt: Format) -> Graph:
         "projector", ended.result, with_rows(parts.tensor("projector", width), ended.result.rows), bias=True
     )
     tokens = rows * (columns + 1) + 2  # one before, and one after all rows
-    out = with_rows(parts.tensor("around", width), of_pictures(tokens))
+    out = with_rows(parts.tensor("around", width), image_rows(tokens))
     learned = tuple(parts.weight(f"image_{name}", width) for name in ("begin", "end", "sep"))
     around = Elementwise(name=out.name, inputs=down.outputs, outputs=(out,), weights=learned, ops_per_element=0)
     norm = parts.norm("after_norm", around.result, kind=NormKind.RMS)
@@ -89,7 +89,7 @@ def build_hy4(config: Section, fmt: Format) -> Graph:
     tower, side = _tower(section)
     if section.integer("out_hidden_size", width) != width:
         raise section.error("out_hidden_size", f"must be the {width} of the language model")
-    rows, columns = tower.picture.height // side, tower.picture.width // side
+    rows, columns = tower.grid.height // side, tower.grid.width // side
     parts = tower.parts(fmt)
     projector = _merged(section, tower, parts, side, inner=side**2 * tower.hidden, out=width)
     tokens = rows * (columns + 1)
@@ -105,7 +105,7 @@ def _tower(section: Section) -> tuple[Tower, int]:
     edge = section.integer("max_image_size", 2048) // patch
     tower = vit(
         section,
-        picture(section, image=_SIDE, patch=16, multiple=side),
+        patch_grid(section, image=_SIDE, patch=16, multiple=side),
         "gelu",
         patch_bias=True,
         positions=edge**2 + 1,
@@ -125,6 +125,6 @@ def _merged(section: Section, tower: Tower, parts: Parts, side: int, *, inner: i
 
 def _ended(parts: Parts, operators: tuple[Operator, ...], tokens: int) -> Elementwise:
     """Rows of what is made, each with a learned token at its end."""
-    out = with_rows(parts.tensor("rows", result(operators).width), of_pictures(tokens))
+    out = with_rows(parts.tensor("rows", result(operators).width), image_rows(tokens))
     newline = (parts.weight("newline.weight", out.width),)
     return Elementwise(name=out.name, inputs=(result(operators),), outputs=(out,), weights=newline, ops_per_element=0)

@@ -1,5 +1,5 @@
-"""Hy4: latent attention with sinks and gates, to keys that an indexer of this layer or one before it chooses; several
-residual streams that are not mixed with each other; experts.
+"""Hy4: latent attention with sinks and gates, to keys selected by the indexer of this layer or an earlier one; several
+residual streams that are not mixed; experts.
 
 The layer that predicts a further token reads one stream, and is left out.
 """

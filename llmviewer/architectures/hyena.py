@@ -1,4 +1,4 @@
-"""StripedHyena: Hyena blocks, whose long convolutions are recurrences of few modes, among layers of attention
+"""StripedHyena: Hyena blocks, whose long convolutions are modal recurrences, and layers of attention
 (arXiv:2302.10866, arXiv:2310.18780).
 """
 

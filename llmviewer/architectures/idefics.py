@@ -1,5 +1,5 @@
-"""Idefics2: a SigLIP tower that reads pictures in their own shape, whose patches 64 learned queries look at, before
-Mistral (arXiv:2405.02246). Pictures are not cut into tiles, as the processor of transformers has it.
+"""Idefics2: a SigLIP tower that reads images in their own shape, whose patches 64 learned queries attend to, before
+Mistral (arXiv:2405.02246). Images are not cut into tiles, as the processor of transformers has it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..precision import Format
 from . import architecture
 from .blocks.class_defaults import TOWERS
 from .blocks.decoder import Layer
-from .blocks.encoder import both_ways
+from .blocks.encoder import bidirectional
 from .blocks.feed_forward import Mlp
 from .blocks.fields import filled
 from .blocks.moe import language_model
@@ -44,7 +44,7 @@ def build(config: Section, fmt: Format) -> Graph:
     if config.get("vision_config") is None:
         return text
     section = filled(vision(config), TOWERS["Idefics2VisionConfig"])
-    tower = replace(plain_tower(section), picture=_patch_grid(config, section))
+    tower = replace(plain_tower(section), grid=_patch_grid(config, section))
     inner = language_model(config).integer("intermediate_size", 14336)
     resampler = filled(part(config, "perceiver_config"), _RESAMPLER, instead={"hidden_size": width})
     queries = resampler.integer("resampler_n_latents")
@@ -64,7 +64,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _patch_grid(config: Section, section: Section) -> PatchGrid:
-    """The picture, brought to what the processor has room for."""
+    """The image, brought to what the processor has room for."""
     height, width = picture_size(config)
     scale = min(1, _LONGEST / max(height, width))
     patch = section.integer("patch_size")
@@ -88,7 +88,7 @@ def _layer(config: Section, features: int, queries: int, width: int) -> Layer:
         num_kv_heads=config.integer("num_key_value_heads"),
         head_dim=config.integer("resampler_head_dim"),
     )
-    looking = Looking(heads=both_ways(heads), features=features, width=width, queries=queries, normed=True)
+    looking = Looking(heads=bidirectional(heads), features=features, width=width, queries=queries, normed=True)
     mlp = Mlp(inner=4 * width, act=activation(config, "hidden_act", "silu"), gated=True)
     return Layer(mixer=looking, feed_forward=mlp)
 
@@ -97,7 +97,7 @@ def _layer(config: Section, features: int, queries: int, width: int) -> Layer:
 def build_idefics3(config: Section, fmt: Format) -> Graph:
     """Idefics 3, SmolVLM: squares of patches are concatenated and projected (arXiv:2408.12637, arXiv:2504.05299).
 
-    The longer side of a picture is brought to four tiles, which are read one by one, and all of it once more in one.
+    The longer side of an image is brought to four tiles, which are read one by one, and all of it once more in one.
     """
     text, width = language(config, fmt, "llama")
     if config.get("vision_config") is None:
@@ -117,4 +117,4 @@ def behind_squares(tower: Tower, side: int, text: Graph, width: int, fmt: Format
     wide = parts.tensor("pixel_shuffle", merged * tower.hidden)
     shuffle = Permute(name=wide.name, inputs=(patches_of(tower, parts),), outputs=(wide,))
     project = (shuffle, parts.project("linear_1", wide, width))
-    return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tower.tiles * tower.picture.patches // merged)
+    return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tower.tiles * tower.grid.patches // merged)

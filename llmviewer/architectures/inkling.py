@@ -1,7 +1,7 @@
-"""Inkling: a window in five layers of six, biases that each token makes for its distance to keys, short
-filters over keys, values and what attention and networks leave, and experts.
+"""Inkling: sliding windows in five layers of six, relative biases computed from each token, short convolutions over
+keys, values and the outputs of attention and MLP, and experts.
 
-Each patch of a picture is folded to a token. The table by which it hears is held and not read, as sounds are not
+Each patch of an image is folded to a token. The table by which it hears is held and not read, as sounds are not
 counted; the layers that predict further tokens are left out. Of several devices each makes the biases of all heads.
 """
 
@@ -17,9 +17,9 @@ from ..graph import Block, Graph
 from ..operators.attention import Heads
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Elementwise, Route
+from ..operators.images import RelativePositions
 from ..operators.linear import Router
 from ..operators.masks import Causal
-from ..operators.pictures import RelativePositions
 from ..precision import FP32, Format
 from ..records import frozen
 from . import architecture
@@ -32,7 +32,7 @@ from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
 from .blocks.patch_folding import fold_layers, scales_of
 from .blocks.state_space import kept
 from .blocks.tiles import picture_size
-from .blocks.tower import Scaled, auxiliary_block, joined, of_pictures, unused_weights, vision
+from .blocks.tower import Scaled, auxiliary_block, image_rows, joined, unused_weights, vision
 
 _FULL, _SLIDING = _KINDS = ("hybrid", "hybrid_sliding")
 _EVERY: Final = 6  # layers, of which the last one has no window
@@ -160,7 +160,7 @@ def build(config: Section, fmt: Format) -> Graph:
     patches, parts = ceil(height / side) * (across // side + 1), Parts(format=fmt)
     folds = fold_layers(parts, scales_of(section), patches, width)
     tower = Block(name="patches", operators=folds, input="pixels", output=result(folds).name, stream=images(patches))
-    norm = parts.norm("final_norm", with_rows(parts.tensor(HIDDEN, width), of_pictures(patches)))
+    norm = parts.norm("final_norm", with_rows(parts.tensor(HIDDEN, width), image_rows(patches)))
     return joined((tower,), (norm,), graph, tokens=patches)
 
 

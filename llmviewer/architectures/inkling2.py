@@ -1,8 +1,8 @@
-"""Inkling 2: Inkling's attention with gates and a logit of each token for nothing; every sixth layer has
-inputs of their own for queries, keys and values, whose filters each token makes. Mixtures of earlier results take the
-place of a residual stream, and all layers have experts.
+"""Inkling 2: Inkling with attention gates and a sink logit of each token; in every sixth layer separate inputs for
+queries, keys and values, with convolution filters computed from each token. Mixtures of earlier outputs replace the
+residual stream, and all layers have experts.
 
-A tower reads pictures in patches of their own size, after a class token; squares of patches become tokens.
+A tower reads images in patches of their own size, after a class token; squares of patches become tokens.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ..graph import Graph
 from ..operators.attention import Heads
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Activation, Elementwise, Norm
+from ..operators.images import RelativePositions
 from ..operators.masks import Causal
-from ..operators.pictures import RelativePositions
 from ..precision import Format
 from ..records import frozen
 from . import architecture
@@ -33,9 +33,9 @@ from .blocks.tiles import picture_size
 from .blocks.tower import (
     PatchGrid,
     Tower,
+    image_rows,
     joined,
     language,
-    of_pictures,
     projector,
     scaled_layer,
     tower_activation,
@@ -190,7 +190,7 @@ def build(config: Section, fmt: Format) -> Graph:
     pixels = section.integer("num_channels") * patch**2
     tower = _tower(section, PatchGrid(height=rows * merged, width=columns * merged, pixels=pixels))
     parts = tower.parts(fmt)
-    x = with_rows(parts.tensor(HIDDEN, merged**2 * tower.hidden), of_pictures(rows * columns))
+    x = with_rows(parts.tensor(HIDDEN, merged**2 * tower.hidden), image_rows(rows * columns))
     project = projector(
         parts,
         x,

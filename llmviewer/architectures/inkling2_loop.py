@@ -1,4 +1,4 @@
-"""Inkling 2 Mini's text part: Inkling 2, some of whose layers run several times.
+"""Text part of Inkling 2 Mini: Inkling 2 with some layers looped.
 
 Every pass over them starts from what the layers before have left. From the second on, the inputs of a layer are mixed
 with messages: mixtures of what the pass before has left. Each run of a layer has a cache of its own.

@@ -1,7 +1,7 @@
-"""InternVL: a tower that reads tiles of 448 x 448 pixels, four of whose patches side by side an MLP brings to a token
-(arXiv:2404.16821, arXiv:2504.10479).
+"""InternVL: a vision tower over tiles of 448 x 448 pixels; an MLP merges four patches into a token (arXiv:2404.16821,
+arXiv:2504.10479).
 
-A picture is cut into as many tiles as fit its shape, 12 at most, and a small one of all of it is added where there are
+An image is cut into as many tiles as fit its shape, 12 at most, and a small one of all of it is added where there are
 several.
 """
 
@@ -18,7 +18,7 @@ from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.class_defaults import TOWERS
 from .blocks.decoder import Layer
-from .blocks.encoder import both_ways, holding
+from .blocks.encoder import bidirectional, holding
 from .blocks.feed_forward import Mlp
 from .blocks.fields import filled, require_false, require_true
 from .blocks.parts import HIDDEN, NormKind, activation, heads_of
@@ -29,7 +29,7 @@ from .blocks.tower import (
     joined,
     language,
     layers_run,
-    picture,
+    patch_grid,
     projector,
     sides,
     tower_activation,
@@ -38,8 +38,8 @@ from .blocks.tower import (
 
 _NORMS: Final = {"layer_norm": NormKind.LAYER, "rms_norm": NormKind.RMS}
 _MOST_TILES: Final = 12
-_PICTURES: Final = TOWERS["InternVLVisionConfig"] | {"norm_type": "layer_norm"}
-_FIRST_PICTURES: Final = TOWERS["InternVisionConfig"] | {"norm_type": "rms_norm", "use_qk_norm": True}
+_IMAGES: Final = TOWERS["InternVLVisionConfig"] | {"norm_type": "layer_norm"}
+_FIRST_IMAGES: Final = TOWERS["InternVisionConfig"] | {"norm_type": "rms_norm", "use_qk_norm": True}
 _NAMES: Final = {"qkv_bias": "attention_bias", "qk_normalization": "use_qk_norm"}  # there: in transformers
 _IGNORED: Final = "layer_scale_init_value hidden_dropout_prob projection_dropout initializer_factor"
 _FIRST_IGNORED: Final = """
@@ -69,7 +69,7 @@ def _build(config: Section, fmt: Format, kind: str, *, bias: bool) -> Graph:
     config.ignore("image_seq_length", "tie_word_embeddings")
     if config.get("vision_config") is None:
         return text
-    section = filled(vision(config), {**_PICTURES, "attention_bias": bias})
+    section = filled(vision(config), {**_IMAGES, "attention_bias": bias})
     section.ignore("drop_path_rate")
     run = _run(config, "vision_feature_layer", section)
     config.choice("vision_feature_select_strategy", ("default",), "default")
@@ -93,7 +93,7 @@ def build_first(config: Section, fmt: Format) -> Graph:
     vision_section.ignore(*_FIRST_TOWER_IGNORED.split(), *_NAMES)
     require_false(vision_section, "use_moe", "no published tower of this architecture has experts")
     renamed = {new: vision_section.get(old) for old, new in _NAMES.items() if old in vision_section}
-    section = filled(vision_section, _FIRST_PICTURES, instead=renamed)
+    section = filled(vision_section, _FIRST_IMAGES, instead=renamed)
     side = sides(section, "image_size")
     if config.get("force_image_size") is not None and sides(config, "force_image_size") != side:
         raise config.error("force_image_size", f"must be the image_size of the vision_config, {side[0]}")
@@ -120,16 +120,16 @@ def _run(config: Section, key: str, section: Section) -> int:
 
 
 def _tiles(config: Section, section: Section, *, least: int, most: int, thumbnail: bool = True) -> int:
-    """Tiles of a picture; `whole` adds one of all of it where there are several."""
+    """Tiles of an image; `whole` adds one of all of it where there are several."""
     rows, columns = closest_grid(picture_size(config), sides(section, "image_size"), least=least, most=most)
     return rows * columns + (thumbnail and rows * columns > 1)
 
 
 def _tower(section: Section, *, run: int, tiles: int, fused_qkv: bool = False) -> Tower:
     section.ignore(*_IGNORED.split())
-    hidden, grid = section.integer("hidden_size"), picture(section)
+    hidden, grid = section.integer("hidden_size"), patch_grid(section)
     attention = SelfAttention(
-        heads=both_ways(heads_of(section, hidden, "num_attention_heads")),
+        heads=bidirectional(heads_of(section, hidden, "num_attention_heads")),
         fused_qkv=fused_qkv,
         qkv_bias=section.flag("attention_bias", default=False),
         o_bias=True,
@@ -140,7 +140,7 @@ def _tower(section: Section, *, run: int, tiles: int, fused_qkv: bool = False) -
     require_true(section, "use_mean_pooling", "no published tower of this architecture has a last norm")
     placed = section.flag("use_absolute_position_embeddings", default=True)
     return Tower(
-        picture=grid,
+        grid=grid,
         hidden=hidden,
         layers=[Layer(mixer=Scaled(attention), feed_forward=Scaled(mlp))] * section.count("num_hidden_layers"),
         norm=_NORMS[section.choice("norm_type", _NORMS)],
@@ -160,7 +160,7 @@ def _masked(first: Block, tower: Tower, fmt: Format) -> Block:
 
 def _merged(config: Section, tower: Tower) -> int:
     """Patches to each side of what becomes a token."""
-    ratio, grid = config.number("downsample_ratio", 0.5), tower.picture
+    ratio, grid = config.number("downsample_ratio", 0.5), tower.grid
     side = round(1 / ratio) if ratio > 0 else 0
     if not side or grid.height % side or grid.width % side:
         raise config.error("downsample_ratio", f"must be one over a number that divides the {grid.height} x "
@@ -169,7 +169,7 @@ def _merged(config: Section, tower: Tower) -> int:
 
 
 def _tokens(config: Section, tower: Tower) -> int:
-    return tower.picture.patches // _merged(config, tower) ** 2 * tower.tiles
+    return tower.grid.patches // _merged(config, tower) ** 2 * tower.tiles
 
 
 def _projected(config: Section, tower: Tower, fmt: Format, widths: tuple[int, int], act: str) -> tuple[Operator, ...]:

@@ -1,6 +1,6 @@
 """Janus and DeepSeek-VL: a SigLIP tower and an MLP before a Llama (arXiv:2410.13848, arXiv:2403.05525).
 
-What Janus draws with, a VQ-VAE and a head for its words, is held and not run.
+Janus's image generation, a VQ-VAE and a head over its codes, is loaded and not run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .blocks.tower import (
     language,
     linears,
     part,
-    picture,
+    patch_grid,
     projector,
     tower_activation,
     unused_weights,
@@ -49,7 +49,7 @@ def build_vl(config: Section, fmt: Format) -> Graph:
     parts, unused = tower.parts(fmt), pooled_head(section, tower, fmt)
     project = projector(parts, parts.tensor(HIDDEN, tower.hidden), (width, width), "gelu", bias=True)
     held_head = (replace(block, name=f"unused_{block.name}", stream=UNUSED) for block in unused)
-    return joined((*tower.blocks(fmt, tower.stream), *held_head), project, text, tokens=tower.picture.patches)
+    return joined((*tower.blocks(fmt, tower.stream), *held_head), project, text, tokens=tower.grid.patches)
 
 
 @architecture("janus")
@@ -64,13 +64,13 @@ def build(config: Section, fmt: Format) -> Graph:
     tower, widths = _tower(section), [section.integer("projection_dim", 2048)] * section.count("depth", 2)
     parts, act = tower.parts(fmt), tower_activation(section, "gelu")
     project = projector(parts, parts.tensor(HIDDEN, tower.hidden), widths, act, bias=True)
-    vision_graph = joined(tower.blocks(fmt, tower.stream), project, text, tokens=tower.picture.patches)
+    vision_graph = joined(tower.blocks(fmt, tower.stream), project, text, tokens=tower.grid.patches)
     drawing = unused_weights("drawing", parts, dict(_drawing(part(config, "vq_config"))))
     return Graph((auxiliary_block(drawing, name="unused"), *vision_graph.blocks))
 
 
 def _tower(section: Section) -> Tower:
-    grid, inner = picture(section), int(section.integer("hidden_size") * section.number("mlp_ratio", 4))
+    grid, inner = patch_grid(section), int(section.integer("hidden_size") * section.number("mlp_ratio", 4))
     require_false(section, "use_qk_norm", "no published model of this architecture has it")
     bias = section.flag("attention_bias", default=True)
     return vit(

@@ -1,5 +1,5 @@
-"""JetMoE: experts that are MLPs, and in attention experts that make queries and take results back, on keys and values
-that all of them share (arXiv:2404.07413, section 2).
+"""JetMoE: MLP experts, and attention experts with query and output projections of their own over shared keys and
+values (arXiv:2404.07413, section 2).
 """
 
 from __future__ import annotations

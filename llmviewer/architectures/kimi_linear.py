@@ -1,5 +1,5 @@
-"""Kimi Linear: Kimi delta attention 3 to 1 with latent attention, experts (arXiv:2510.26692). Kimi K3 also mixes what
-earlier layers left (arXiv:2603.15031), gates attention and has experts in a latent space (arXiv:2607.24653).
+"""Kimi Linear: three layers of Kimi delta attention to one of latent attention, experts (arXiv:2510.26692). Kimi K3
+adds attention residuals (arXiv:2603.15031), gated attention and experts in a latent space (arXiv:2607.24653).
 
 Latent attention has no positions here: the part of queries and keys that others rotate is there, and is left as it is.
 Configs come in two dialects, that of the checkpoint and that of transformers.

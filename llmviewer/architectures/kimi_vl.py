@@ -1,7 +1,7 @@
-"""Kimi K2.5 and K3: towers for pictures of any size, four patches of which make a token of the prompt, before Kimi K2,
-and before a Kimi Linear with attention residuals (arXiv:2607.24653).
+"""Kimi K2.5 and K3 with vision: towers for images of any size, four patches of which make a token of the prompt
+(arXiv:2607.24653).
 
-A picture is as large as `image_size` of the vision_config says, height and width in pixels, and _SIDE x _SIDE where
+An image is as large as `image_size` of the vision_config says, height and width in pixels, and _SIDE x _SIDE where
 that says nothing, as no published config does.
 """
 
@@ -17,11 +17,11 @@ from ..operators.base import Operator
 from ..precision import Format
 from . import Builder, architecture
 from .blocks.decoder import Layer
-from .blocks.encoder import both_ways
+from .blocks.encoder import bidirectional
 from .blocks.feed_forward import Mlp
 from .blocks.moe import language_model
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of, result
-from .blocks.tower import Tower, joined, layer, merger, picture, projector, sides, vision
+from .blocks.tower import Tower, joined, layer, merger, patch_grid, projector, sides, vision
 from .deepseek import build_v3
 from .kimi_linear import build as build_linear
 
@@ -52,11 +52,11 @@ def build(config: Section, fmt: Format) -> Graph:
     section.ignore("mm_hidden_size")
     (height, width), hidden = sides(section, "merge_kernel_size", 2), section.integer("vt_hidden_size", 1152)
     mlp = Mlp(inner=section.integer("vt_intermediate_size", 4304), act="gelu_tanh", bias=True)
-    heads = both_ways(heads_of(section, hidden, "vt_num_attention_heads"))
+    heads = bidirectional(heads_of(section, hidden, "vt_num_attention_heads"))
     one = layer(heads, mlp, fused_qkv=True, rotated=True)
     tower = _tower(section, hidden, one, merged=max(height, width), patch_bias=True, position_ops=_BICUBIC)
     project = merger(tower.parts(fmt), tower, height * width, text.integer("hidden_size"), norm=NormKind.LAYER)
-    tokens = tower.picture.patches // (height * width)
+    tokens = tower.grid.patches // (height * width)
     return joined(tower.blocks(fmt, tower.stream), project, graph, tokens=tokens)
 
 
@@ -72,7 +72,7 @@ def build_k3(config: Section, fmt: Format) -> Graph:
     if section.integer("mm_hidden_size", tower.hidden) != tower.hidden:
         raise section.error("mm_hidden_size", f"must be the {tower.hidden} of vt_hidden_size")
     project = _projector(tower.parts(fmt), tower, height * width, text.integer("hidden_size"))
-    tokens = tower.picture.patches // (height * width)
+    tokens = tower.grid.patches // (height * width)
     return joined(tower.blocks(fmt, tower.stream), project, graph, tokens=tokens)
 
 
@@ -95,7 +95,7 @@ def _check_supported(config: Section, supported_values: dict[str, str]) -> Secti
 
 def _tower(section: Section, hidden: int, one: Layer, *, merged: int, **options: Any) -> Tower:
     return Tower(
-        picture=picture(section, image=_SIDE, patch=14, multiple=merged),
+        grid=patch_grid(section, image=_SIDE, patch=14, multiple=merged),
         hidden=hidden,
         layers=[one] * section.count("vt_num_hidden_layers", 27),
         positions=section.integer("init_pos_emb_height", 64) * section.integer("init_pos_emb_width", 64),
@@ -109,7 +109,7 @@ def _k3_tower(section: Section, *, merged: int) -> Tower:
     wide = section.integer("qkv_hidden_size", hidden)
     if wide % count:
         raise section.error("qkv_hidden_size", f"must be a multiple of the {count} heads; got {wide}")
-    heads = both_ways(Heads(num_heads=count, num_kv_heads=count, head_dim=wide // count))
+    heads = bidirectional(Heads(num_heads=count, num_kv_heads=count, head_dim=wide // count))
     linear, bias, patch = (
         section.flag(key, default=False) for key in ("linear_bias", "attn_bias", "patch_embed_proj_bias")
     )

@@ -1,5 +1,5 @@
-"""Kosmos-2 and Kosmos-2.5: learned queries attend to the patches of a tower and stand for the image before a decoder
-whose branches have a norm inside (arXiv:2306.14824, arXiv:2309.11419; norms of arXiv:2210.06423).
+"""Kosmos-2 and Kosmos-2.5: learned queries over the patches of a vision tower, before a decoder with sub-layer norms
+(arXiv:2306.14824, arXiv:2309.11419; norms of arXiv:2210.06423).
 
 Positions are computed sines. Kosmos-2.5 always reads max_num_patches patches, padded, with a table each of rows and of
 columns.
@@ -22,7 +22,7 @@ from .blocks.feed_forward import Mlp
 from .blocks.fields import filled, require_false
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of, with_rows
 from .blocks.resampler import FEATURES, Looking
-from .blocks.tower import PatchGrid, Tower, joined, of_pictures, part, vit
+from .blocks.tower import PatchGrid, Tower, image_rows, joined, part, vit
 from .clip import clip_tower
 
 _TEXT: Final = {  # as transformers.Kosmos2TextConfig has it
@@ -137,7 +137,7 @@ def _with_columns(embedding: Block) -> Block:
 def _projected(section: Section, tower: Tower, queries: int, parts: Parts) -> tuple[Operator, ...]:
     """`queries` learned queries, each of which attends to all patches, scaled to unit length, and to all queries."""
     width = section.integer("embed_dim")
-    patches = with_rows(parts.tensor(HIDDEN, tower.hidden), of_pictures(tower.tokens))
+    patches = with_rows(parts.tensor(HIDDEN, tower.hidden), image_rows(tower.tokens))
     unit = parts.norm("unit", patches, kind=NormKind.UNIT)
     dense = parts.linear("dense", unit.result, with_rows(parts.tensor(FEATURES, width), patches.rows), bias=True)
     embed = parts.embed("queries", {"queries.weight": queries}, width)

@@ -1,4 +1,4 @@
-"""Laguna and Mellum: queries and keys with norms of each head, layers with a window between others, many experts.
+"""Laguna and Mellum: query and key norms, layers of sliding-window and global attention, many experts.
 
 Laguna has more heads where there is a window, rotates less of each where there is none, and scales what was attended to
 by a softplus, which counts as a sigmoid; its experts have a shared one beside them.

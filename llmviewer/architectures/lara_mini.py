@@ -1,5 +1,5 @@
-"""Lara 4 Mini: gated delta rule, windows with positions and full attention without, in turn; experts beside a shared
-one in all layers.
+"""Lara 4 Mini: gated delta rule, sliding windows with positions and global attention without, in turn; experts and a
+shared expert in all layers.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""LFM2: short convolutions between gates in most layers, attention in some; an MLP or experts in each. LFM3 has
-windows in some of its attention, gates of each head, and norms after the branches too.
+"""LFM2: gated short convolutions in most layers, attention in some; an MLP or experts in each. LFM3 has sliding
+windows in some of its attention, gates per head, and post-norms.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""LFM2-VL: a SigLIP 2 tower that reads pictures in their own shape, four of whose patches side by side an MLP brings to
-a token of LFM2 (arXiv:2511.23404).
+"""LFM2-VL: a SigLIP 2 tower at the native aspect ratio of an image; an MLP merges four patches into a token of LFM2
+(arXiv:2511.23404).
 
-A picture of more than 512 tokens is cut into tiles of 256, and read once more in one of at most as many. What is no
+An image of more than 512 tokens is cut into tiles of 256, and read once more in one of at most as many. What is no
 whole tile is padded to one in the tower.
 """
 
@@ -23,7 +23,7 @@ from .blocks.tiles import closest_grid, picture_size
 from .blocks.tower import PatchGrid, Tower, joined, language, patches_of, projector, vision, vit
 from .siglip import without_head
 
-_PICTURES: Final = TOWERS["Siglip2VisionConfig"] | {"num_patches": 256}
+_IMAGES: Final = TOWERS["Siglip2VisionConfig"] | {"num_patches": 256}
 _INTERPOLATION: Final = 8  # OPs to weigh and add four positions, and to add the result
 _IGNORED: Final = """
     encoder_patch_size do_image_splitting use_thumbnail use_image_special_tokens max_num_patches vision_feature_layer
@@ -39,7 +39,7 @@ def build(config: Section, fmt: Format) -> Graph:
     text, width = language(filled(config, instead={"tie_word_embeddings": tied}), fmt, "lfm2")
     if config.get("vision_config") is None:
         return text
-    section = filled(vision(config), _PICTURES)
+    section = filled(vision(config), _IMAGES)
     without_head(section)
     patch, factor = section.integer("patch_size"), config.integer("downsample_factor", 2)
     tile = config.integer("tile_size", 512)
@@ -52,7 +52,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _tiles(config: Section, unit: int, tile: int) -> int:
-    """Tiles that a picture is cut into besides the whole; none where it is small."""
+    """Tiles that an image is cut into besides the whole; none where it is small."""
     size, max_tokens = picture_size(config), config.integer("max_image_tokens", 256)
     near = [max(unit // 2, round(side / unit) * unit) for side in size]
     min_tiles, top = config.count("min_tiles", 2), config.count("max_tiles", 10)
@@ -63,7 +63,7 @@ def _tiles(config: Section, unit: int, tile: int) -> int:
 
 
 def _resized(config: Section, unit: int) -> int:
-    """Tokens of a picture that is brought to as many as may be, as smart_resize of transformers has it."""
+    """Tokens of an image that is brought to as many as may be, as smart_resize of transformers has it."""
     height, width = picture_size(config)
     min_tokens, max_tokens = config.integer("min_image_tokens", 64), config.integer("max_image_tokens", 256)
     rows, columns = (max(1, round(side / unit)) for side in (height, width))

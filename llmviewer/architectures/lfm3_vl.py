@@ -1,7 +1,7 @@
-"""LFM3-VL: LFM3 behind a tower of its own kind, most of whose layers are a gated convolution over the patches of a
-picture; four patches side by side make a token.
+"""LFM3-VL: LFM3 with a vision tower, most of whose layers are gated convolutions over the patches; four patches make a
+token.
 
-A picture is as large as image_size of the vision_config says, and _SIDE x _SIDE where that says nothing, as in no
+An image is as large as image_size of the vision_config says, and _SIDE x _SIDE where that says nothing, as in no
 published config.
 """
 
@@ -19,12 +19,12 @@ from ..records import frozen
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Layer, Mixer
-from .blocks.encoder import both_ways
+from .blocks.encoder import bidirectional
 from .blocks.feed_forward import Mlp
 from .blocks.fields import filled, grouped_heads
 from .blocks.moe import listed
 from .blocks.parts import NormKind, Parts, activation
-from .blocks.tower import Tower, joined, language, patches_of, picture, projector, tied_of, vision
+from .blocks.tower import Tower, joined, language, patch_grid, patches_of, projector, tied_of, vision
 
 _SIDE: Final = 1024
 _TOWER: Final = {
@@ -37,7 +37,7 @@ _KINDS: Final = ("conv", "full_attention")
 
 
 @frozen(kw_only=True)
-class PictureConv:
+class ImageConv:
     """A filter of each channel over squares of `side` x `side` patches between two gates, all three of one product."""
 
     side: int
@@ -71,16 +71,16 @@ def build(config: Section, fmt: Format) -> Graph:
     merged = section.integer("spatial_merge_size")
     tower = _tower(section, merged)
     project = _projected(config, tower, tower.parts(fmt), merged**2, width)
-    return joined(tower.blocks(fmt, tower.stream), project, graph, tokens=tower.picture.patches // merged**2)
+    return joined(tower.blocks(fmt, tower.stream), project, graph, tokens=tower.grid.patches // merged**2)
 
 
 def _tower(section: Section, merged: int) -> Tower:
     channels = "in_channels" if "in_channels" in section else "num_channels"
     frames = section.integer("temporal_patch_size")
-    heads = both_ways(grouped_heads(section))
+    heads = bidirectional(grouped_heads(section))
     attention = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qk_norm=NormKind.RMS)
     mixers: dict[str, Mixer] = {
-        "conv": PictureConv(side=section.integer("conv_kernel_size")),
+        "conv": ImageConv(side=section.integer("conv_kernel_size")),
         "full_attention": attention,
     }
     mlp = Mlp(inner=section.integer("intermediate_size"), act="silu", gated=True)
@@ -88,7 +88,7 @@ def _tower(section: Section, merged: int) -> Tower:
     default_kinds = ["conv" if index < len(_KINDS) or index % 2 else "full_attention" for index in range(count)]
     kinds = listed(section, "layer_types", _KINDS) or default_kinds
     return Tower(
-        picture=picture(section, image=_SIDE, patch=16, channels=channels, frames=frames, multiple=merged),
+        grid=patch_grid(section, image=_SIDE, patch=16, channels=channels, frames=frames, multiple=merged),
         hidden=section.integer("hidden_size"),
         layers=[Layer(mixer=mixers[kind], feed_forward=mlp, name=kind.split("_")[0]) for kind in kinds],
         norm=NormKind.RMS,

@@ -1,7 +1,7 @@
 """Diffusion language models: LLaDA, LLaDA-MoE and Dream (arXiv:2502.09992, arXiv:2509.24389, arXiv:2508.15487).
 
-All tokens see all others. A pass processes the prompt and the masked tokens after it, keeps no cache, and predicts all
-tokens; the technique `denoising` counts the passes of an answer.
+Attention is bidirectional. A pass processes the prompt and the masked tokens after it, keeps no cache, and predicts
+all tokens; the technique `denoising` counts the passes of an answer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..precision import Format
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import FeedForward, Layer
-from .blocks.encoder import Encoder, Head, both_ways
+from .blocks.encoder import Encoder, Head, bidirectional
 from .blocks.feed_forward import Mlp
 from .blocks.fields import attention, gated_mlp, grouped_heads
 from .blocks.moe import dense, experts, ignore_router_fields, integers
@@ -45,7 +45,7 @@ def build(config: Section, fmt: Format) -> Graph:
     heads = Heads(num_heads=number, num_kv_heads=kv_heads, head_dim=hidden // number)
     bias = config.flag("include_bias", default=False)
     mixer = SelfAttention(
-        heads=both_ways(heads),
+        heads=bidirectional(heads),
         rotary_dim=heads.head_dim if config.flag("rope", default=True) else 0,
         qkv_bias=config.flag("include_qkv_bias", default=bias),
         o_bias=bias,
@@ -66,7 +66,7 @@ def _build_moe(config: Section, fmt: Format) -> Graph:
         raise config.error("shared_expert_intermediate_size", "must be null; no published model has a shared expert")
     norm = NormKind.RMS if config.flag("qk_layernorm", default=True) else None
     heads = grouped_heads(config)
-    mixer = attention(config, heads=both_ways(heads), qk_norm=norm)
+    mixer = attention(config, heads=bidirectional(heads), qk_norm=norm)
     sparse = integers(config, "moe_layer_freq") or (1,) * config.count("num_hidden_layers")
     if len(sparse) != config.count("num_hidden_layers"):
         raise config.error("moe_layer_freq", f"must have an entry for each layer; got {len(sparse)}")
@@ -85,7 +85,7 @@ def _build_moe(config: Section, fmt: Format) -> Graph:
 def build_dream(config: Section, fmt: Format) -> Graph:
     """The layers of Qwen2, without a causal mask."""
     config.ignore(*_SAMPLING.split())
-    heads = both_ways(grouped_heads(config))
+    heads = bidirectional(grouped_heads(config))
     mixer = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=True)
     layers = [Layer(mixer=mixer, feed_forward=gated_mlp(config))] * config.count("num_hidden_layers")
     tied = config.flag("tie_word_embeddings", default=False)

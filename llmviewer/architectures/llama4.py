@@ -1,7 +1,7 @@
 """Llama 4: a shared expert beside each routed one, experts in every layer or every second one.
 
 Three layers of four rotate queries and keys and attend within chunks of attention_chunk_size tokens; the fourth knows
-no positions and attends to all. Four patches of the tower for pictures make a token of the prompt. A picture is put
+no positions and attends to all. Four patches of the tower for images make a token of the prompt. An image is put
 into as many tiles of 336 x 336 as it takes, 16 at most, and read once more in one where that is not one.
 """
 
@@ -17,15 +17,15 @@ from ..precision import Format
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import FeedForward
-from .blocks.encoder import both_ways
+from .blocks.encoder import bidirectional
 from .blocks.feed_forward import Mlp
 from .blocks.fields import attention, check_width, decoder, grouped_heads
 from .blocks.moe import dense, experts, flagged, ignore_router_fields, integers, language_model, windows_and_experts
 from .blocks.parts import NormKind, heads_of, result
 from .blocks.tiles import best_fit, picture_size
-from .blocks.tower import Tower, joined, layer, patches_of, picture, projector, sides, vision
+from .blocks.tower import Tower, joined, layer, patch_grid, patches_of, projector, sides, vision
 
-_MOST_TILES = 16  # of a picture, in the processor
+_MOST_TILES = 16  # of an image, in the processor
 _CHUNK = 8192  # where config.json says nothing, as transformers.Llama4TextConfig has it; null is no chunks
 
 
@@ -42,10 +42,10 @@ def build(config: Section, fmt: Format) -> Graph:
     tower = replace(tower, tiles=rows * columns + (rows * columns > 1))
     parts, ratio = tower.parts(fmt), section.number("pixel_shuffle_ratio", 0.5)
     merged = round(1 / ratio) ** 2 if ratio > 0 else 0
-    if not merged or tower.picture.patches % merged:
-        must = f"must be a share that divides the {tower.picture.patches} patches"
+    if not merged or tower.grid.patches % merged:
+        must = f"must be a share that divides the {tower.grid.patches} patches"
         raise section.error("pixel_shuffle_ratio", f"{must}; got {ratio:g}")
-    tokens, wide = tower.tiles * tower.picture.patches // merged, merged * tower.hidden
+    tokens, wide = tower.tiles * tower.grid.patches // merged, merged * tower.hidden
     inputs = (patches_of(tower, parts),)
     shuffle = Permute(name="pixel_shuffle", inputs=inputs, outputs=(parts.tensor("pixel_shuffle", wide),))
     inner = section.integer("projector_output_dim", 4096)
@@ -76,11 +76,11 @@ def _tower(section: Section) -> Tower:
     """Defaults are those of transformers.Llama4VisionConfig. The learned token stands last and is dropped."""
     section.ignore("projector_dropout", "multi_modal_projector_bias", "vision_feature_layer")
     section.ignore("vision_feature_select_strategy", "hidden_act")
-    hidden, grid = section.integer("hidden_size", 768), picture(section, image=448, patch=14)
+    hidden, grid = section.integer("hidden_size", 768), patch_grid(section, image=448, patch=14)
     mlp = Mlp(inner=section.integer("intermediate_size", 5632), act="gelu", bias=True)
-    heads = both_ways(heads_of(section, hidden, "num_attention_heads"))
+    heads = bidirectional(heads_of(section, hidden, "num_attention_heads"))
     return Tower(
-        picture=grid,
+        grid=grid,
         hidden=hidden,
         layers=[layer(heads, mlp, rotated=True)] * section.count("num_hidden_layers", 34),
         learned=1,
@@ -101,7 +101,7 @@ def _mixer(config: Section, *, rotated: bool) -> SelfAttention:
 
 
 def _chunk(config: Section) -> int:
-    """Positions that see each other; 0 where that is all of them."""
+    """Positions that attend to each other; 0 where that is all of them."""
     if config.get("attention_chunk_size") is None:
         return 0 if "attention_chunk_size" in config else _CHUNK
     return config.integer("attention_chunk_size")

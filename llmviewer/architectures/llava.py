@@ -3,9 +3,9 @@
 The features are those of the layer before the last, so the last one and its norm are held but not run. ViP-LLaVA takes
 those of five layers, which a norm precedes the MLP of (arXiv:2312.00784).
 
-LLaVA-NeXT and LLaVA-OneVision read a picture in tiles, and once more all of it in one (arXiv:2401.13601,
+LLaVA-NeXT and LLaVA-OneVision read an image in tiles, and once more all of it in one (arXiv:2401.13601,
 arXiv:2408.03326). It is brought to that size of image_grid_pinpoints that keeps most of it. What was padded is left
-out, and a learned token ends every row of patches. OneVision reads a picture this way where a prompt has no other.
+out, and a learned token ends every row of patches. OneVision reads an image this way where a prompt has no other.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .blocks.tower import (
     UNUSED,
     Tower,
     auxiliary_block,
+    image_rows,
     joined,
     language,
     layers_run,
-    of_pictures,
     projector,
     sides,
     vision,
@@ -61,7 +61,7 @@ def build(config: Section, fmt: Format) -> Graph:
     if config.get("vision_config") is None:
         return text
     tower, feature_layers = _tower(config)
-    tokens = tower.picture.patches if _selected(config) == _WITHOUT_LEARNED else tower.tokens
+    tokens = tower.grid.patches if _selected(config) == _WITHOUT_LEARNED else tower.tokens
     project = _projected(config, tower, tower.parts(fmt), width, feature_layers)
     return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tokens)
 
@@ -80,7 +80,7 @@ def build_vip(config: Section, fmt: Format) -> Graph:
     norm = parts.norm("merge_norm", gathered.result, kind=NormKind.LAYER)
     first = replace(linears[0], inputs=norm.outputs)
     project = (gathered, norm, first, *linears[1:])
-    return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tower.picture.patches)
+    return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tower.grid.patches)
 
 
 @architecture("video_llava")
@@ -127,7 +127,7 @@ def _projected(config: Section, tower: Tower, parts: Parts, width: int, feature_
 
 @architecture("llava_next", "llava_next_video")
 def build_next(config: Section, fmt: Format) -> Graph:
-    """Frames of a film are pooled, by a mean or what else learns nothing; pictures are not."""
+    """Frames of a video are pooled, by a mean or what else learns nothing; images are not."""
     config.choice("spatial_pool_mode", ("average", "max"), "average")
     return _tiled(config, fmt, "llama", _GRIDS, layer=-2, select=_WITHOUT_LEARNED)
 
@@ -148,7 +148,7 @@ def build_onevision(config: Section, fmt: Format) -> Graph:
 def _tiled(
     config: Section, fmt: Format, kind: str, grids: list[list[int]], *, layer: int, select: str, most: int = 0
 ) -> Graph:
-    """`grids` are sizes that a picture may be brought to where the config does not say, and `most` how many tiles may
+    """`grids` are sizes that an image may be brought to where the config does not say, and `most` how many tiles may
     put all of their patches into the prompt; 0 is any number.
     """
     text, width = language(config, fmt, kind)
@@ -161,13 +161,13 @@ def _tiled(
     if _selected(config, select) != _WITHOUT_LEARNED and tower.learned:
         raise config.error("vision_feature_select_strategy", "must be default: tiles are put together without a class "
                            "token")  # fmt: skip
-    rows, columns = _unpadded(picture_size(config), height * tower.picture.height, across * tower.picture.width)
-    shrunk = sqrt(rows * columns / (most * tower.picture.patches)) if most else 0
+    rows, columns = _unpadded(picture_size(config), height * tower.grid.height, across * tower.grid.width)
+    shrunk = sqrt(rows * columns / (most * tower.grid.patches)) if most else 0
     if shrunk > _SHRUNK:
         rows, columns = int(rows // shrunk), int(columns // shrunk)
-    parts, tokens = tower.parts(fmt), tower.picture.patches + rows * (columns + 1)
+    parts, tokens = tower.parts(fmt), tower.grid.patches + rows * (columns + 1)
     project = _projected(config, tower, parts, width, feature_layers)
-    packed = with_rows(parts.tensor("pack", width), of_pictures(tokens))
+    packed = with_rows(parts.tensor("pack", width), image_rows(tokens))
     pack = Elementwise(
         name=packed.name,
         inputs=(result(project),),
@@ -175,12 +175,12 @@ def _tiled(
         weights=(parts.weight("newline.weight", width),),
         ops_per_element=_BILINEAR if shrunk > _SHRUNK else 0,
     )
-    every = tower.picture.patches * tower.tiles
+    every = tower.grid.patches * tower.tiles
     return joined(tower.blocks(fmt, tower.stream), (*project, pack), text, tokens=tokens, projected=every)
 
 
 def _grid(config: Section, grids: list[list[int]]) -> tuple[int, int]:
-    """Tiles to each side of a picture."""
+    """Tiles to each side of an image."""
     pinpoints = config.get("image_grid_pinpoints")
     pinpoints = grids if pinpoints is None else pinpoints
     tall, wide = sides(config.section("vision_config"), "image_size", 336)
@@ -195,7 +195,7 @@ def _grid(config: Section, grids: list[list[int]]) -> tuple[int, int]:
 
 
 def _unpadded(size: tuple[int, int], rows: int, columns: int) -> tuple[int, int]:
-    """Rows and columns of the patches that a picture covers, whose shape is not that of the tiles."""
+    """Rows and columns of the patches that an image covers, whose shape is not that of the tiles."""
     height, width = size
     if width / height > columns / rows:
         return rows - 2 * ((rows - int(round(height * (columns / width), 7))) // 2), columns

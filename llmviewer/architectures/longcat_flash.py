@@ -1,5 +1,5 @@
-"""LongCat-Flash: two latent attentions and two MLPs a layer, and experts that stand beside the second half of it, among
-them some that leave a token as it is (arXiv:2509.01322).
+"""LongCat-Flash: two latent attentions and two MLPs a layer, with experts in parallel to the second half, some of them
+identity experts (arXiv:2509.01322).
 
 As many of a token's experts have matrices as would if all were alike likely: what the model is trained to hold.
 """

@@ -1,4 +1,4 @@
-"""Mamba and Mamba-2: state spaces all the way, no attention (arXiv:2312.00752, arXiv:2405.21060)."""
+"""Mamba and Mamba-2: state-space layers only, no attention (arXiv:2312.00752, arXiv:2405.21060)."""
 
 from __future__ import annotations
 

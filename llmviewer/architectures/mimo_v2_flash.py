@@ -1,5 +1,5 @@
-"""MiMo-V2-Flash: five layers in six see 128 tokens before them, with twice the KV heads and a sink; values are narrower
-than keys (arXiv:2601.02780).
+"""MiMo-V2-Flash: five layers in six with a sliding window of 128 tokens, twice the KV heads and a sink; values
+narrower than keys (arXiv:2601.02780).
 
 Configs come in two dialects, that of the checkpoint and that of transformers. Values are scaled by a constant,
 which is not counted.
@@ -65,7 +65,7 @@ def _heads(config: Section, kind: str, mask: Mask) -> Heads:
 
 
 def _window(config: Section) -> int:
-    """Keys that a query sees, itself included: the checkpoint's field counts those before it."""
+    """Keys that a query attends to, itself included: the checkpoint's field counts those before it."""
     if config.get("sliding_window_size") is None:
         return config.integer("sliding_window", 129)
     return config.integer("sliding_window_size") + 1

@@ -1,8 +1,9 @@
-"""MiniCPM-V 2.0 to 4.5 and MiniCPM-o 2.6: SigLIP reads an image in slices, and learned queries put as many tokens of
-each into the prompt (arXiv:2408.01800).
+"""MiniCPM-V 2.0 to 4.5 and MiniCPM-o 2.6: SigLIP encodes slices of an image; a resampler makes a fixed number of
+tokens of each (arXiv:2408.01800).
 
 Fields of the language model stand beside `version`, which says what it is: MiniCPM (2.0), Llama 3 (2.5), Qwen2 (2.6),
-MiniCPM4 (4.0) or Qwen3 (4.5). What MiniCPM-o hears with is held and not run, and what it speaks with is left out.
+MiniCPM4 (4.0) or Qwen3 (4.5). MiniCPM-o's audio encoder is loaded and not run, its
+speech decoder is left out.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture, builder
 from .blocks.class_defaults import TOWERS
-from .blocks.encoder import both_ways
+from .blocks.encoder import bidirectional
 from .blocks.fields import filled
 from .blocks.parts import HIDDEN, NormKind, Parts, with_rows
 from .blocks.resampler import FEATURES, Looking
@@ -29,9 +30,9 @@ from .blocks.tower import (
     Tower,
     auxiliary_block,
     feature_block,
+    image_rows,
     joined,
     linears,
-    of_pictures,
     part,
     repeated_tower,
     unused_weights,
@@ -110,8 +111,8 @@ def _built(config: Section, fmt: Format, kind: str) -> Graph:
     read, resampler = _vision_part(replace(_tower(section, each), tiles=rows * columns), fmt, width, queries)
     slice_blocks = repeated_tower((*read, feature_block("projector", resampler, sliced)), "slices")
     parts, tokens = Parts(format=fmt), sliced + queries
-    packed = with_rows(parts.tensor("pack", width), of_pictures(tokens))
-    features = with_rows(parts.tensor(slice_blocks[-1].output, width), of_pictures(sliced))
+    packed = with_rows(parts.tensor("pack", width), image_rows(tokens))
+    features = with_rows(parts.tensor(slice_blocks[-1].output, width), image_rows(sliced))
     pack = Permute(name=packed.name, inputs=(project[-1].result, features), outputs=(packed,))
     return joined(
         (*slice_blocks, *blocks),
@@ -140,8 +141,8 @@ def _tower(config: Section, size: tuple[int, int]) -> Tower:
 def _vision_part(tower: Tower, fmt: Format, width: int, queries: int) -> tuple[tuple[Block, ...], tuple[Operator, ...]]:
     """The tower, and a resampler: queries attend to the projected patches, whose keys have sines of their places."""
     parts = Parts(format=fmt, norm_kind=NormKind.LAYER)
-    count, tiles = tower.picture.patches, tower.tiles
-    rows, query_rows = of_pictures(count, tiles), of_pictures(queries, tiles)
+    count, tiles = tower.grid.patches, tower.tiles
+    rows, query_rows = image_rows(count, tiles), image_rows(queries, tiles)
     x = with_rows(parts.tensor(HIDDEN, tower.hidden), rows)
     features = with_rows(parts.tensor("kv_proj", width), rows)
     kv = parts.linear("kv_proj", x, features)
@@ -150,7 +151,7 @@ def _vision_part(tower: Tower, fmt: Format, width: int, queries: int) -> tuple[t
     place = replace(place, outputs=(with_rows(place.result, rows),))
     embed = parts.embed("queries", {"queries.weight": queries}, width)
     query = parts.norm("queries_norm", embed.result)
-    heads = both_ways(Heads(num_heads=width // _HEAD, num_kv_heads=width // _HEAD, head_dim=_HEAD))
+    heads = bidirectional(Heads(num_heads=width // _HEAD, num_kv_heads=width // _HEAD, head_dim=_HEAD))
     looking = Looking(heads=heads, features=count, width=width, tiles=tiles, bias=True)
     attended = looking.operators(parts, query.result)
     last = parts.norm("resampled_norm", attended[-1].result)

@@ -1,7 +1,7 @@
-"""MiniCPM-V 4.6 and 4.7: SigLIP's layers, after some of which squares of patches look at each other and become one, and
-a merger of squares of those, before a Qwen3.5.
+"""MiniCPM-V 4.6 and 4.7: SigLIP with window attention that merges squares of patches after some layers, a final
+merger, and a Qwen3.5.
 
-A picture is read small as a whole, and where it is larger in slices besides.
+An image is read small as a whole, and where it is larger in slices besides.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from .blocks.tower import (
     PatchGrid,
     Tower,
     feature_block,
+    image_rows,
     joined,
     language,
     merger,
-    of_pictures,
     repeated_tower,
     sides,
     vision,
@@ -82,8 +82,8 @@ def build(config: Section, fmt: Format) -> Graph:
     sliced = rows * columns * each.tokens
     slice_blocks = repeated_tower((*each.blocks, feature_block("projector", each.project, sliced)), "slices")
     tokens, parts = overview.tokens + sliced, Parts(format=fmt)
-    packed = with_rows(parts.tensor("pack", width), of_pictures(tokens))
-    slices = with_rows(parts.tensor(slice_blocks[-1].output, width), of_pictures(sliced))
+    packed = with_rows(parts.tensor("pack", width), image_rows(tokens))
+    slices = with_rows(parts.tensor(slice_blocks[-1].output, width), image_rows(sliced))
     pack = Permute(name=packed.name, inputs=(result(overview.project), slices), outputs=(packed,))
     return joined(
         (*slice_blocks, *overview.blocks),
@@ -96,7 +96,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def resized(size: tuple[float, float], unit: int) -> tuple[int, int]:
-    """Height and width of a picture that is brought to the pixels of a slice in its own shape, in whole units."""
+    """Height and width of an image that is brought to the pixels of a slice in its own shape, in whole units."""
     shape = size[1] / size[0]
     height = int(_SIDE / sqrt(shape))
     return nearest(height, unit), nearest(int(height * shape), unit)
@@ -142,7 +142,7 @@ def _squares(section: Section, tower: Tower, parts: Parts, stream: Stream) -> tu
     or UNUSED.
     """
     hidden, inner = tower.hidden, _SQUARE * section.integer("intermediate_size")
-    heads = replace(heads_of(section), mask=Tiled(tower.picture.patches * _SQUARE))
+    heads = replace(heads_of(section), mask=Tiled(tower.grid.patches * _SQUARE))
     attention = SelfAttention(heads=heads, qkv_bias=True, o_bias=True)
     inside = stack(
         parts,

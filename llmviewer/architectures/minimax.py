@@ -1,5 +1,5 @@
-"""MiniMax-Text-01 and MiniMax-M1: lightning attention 7 to 1 with softmax attention, experts (arXiv:2501.08313,
-arXiv:2506.13585).
+"""MiniMax-Text-01 and MiniMax-M1: seven layers of lightning attention to one of softmax attention, experts
+(arXiv:2501.08313, arXiv:2506.13585).
 
 Each norm is the branch's input and what its result is added to, so the norms stand after the additions, but for the
 first, which is the embedding's, and the last, which is the head's.

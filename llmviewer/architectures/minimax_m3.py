@@ -1,5 +1,5 @@
-"""MiniMax-M3: grouped queries that look at blocks of keys, which an indexer chooses for each group; experts. Where the
-config says one, a tower for pictures stands before it.
+"""MiniMax-M3: grouped-query attention to blocks of keys, which an indexer selects for each group; experts; a vision
+tower where the config has one.
 
 A query's own block is among those chosen and counts as full. The clamped gate, x sigmoid(1.702 x), counts as SiLU.
 """
@@ -20,7 +20,7 @@ from ..records import frozen
 from . import architecture
 from .blocks.attention import IndexedAttention, SelfAttention
 from .blocks.decoder import FeedForward, Layer, Mixer, Prediction
-from .blocks.encoder import both_ways
+from .blocks.encoder import bidirectional
 from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import decoder, grouped_heads, rotary_dim, rotated
 from .blocks.moe import (
@@ -35,14 +35,14 @@ from .blocks.moe import (
     listed_sparse,
 )
 from .blocks.parts import NormKind, Parts, heads_of, result, with_rows
-from .blocks.tower import Tower, joined, of_pictures, patches_of, picture, projector, tower_activation, vision
+from .blocks.tower import Tower, image_rows, joined, patch_grid, patches_of, projector, tower_activation, vision
 
 _SPARSE = "minimax_m3_sparse"
 
 
 @architecture("minimax_m3_vl")
 def build(config: Section, fmt: Format) -> Graph:
-    """A tower for pictures before the language model: what it leaves of each patch is brought to the model's width, and
+    """A tower for images before the language model: what it leaves of each patch is brought to the model's width, and
     of four together to a token.
     """
     config.ignore(
@@ -57,7 +57,7 @@ def build(config: Section, fmt: Format) -> Graph:
     merged = section.integer("spatial_merge_size", 2)
     tower = _tower(section, merged)
     project = _projected(tower, tower.parts(fmt), merged**2, (config.integer("projector_hidden_size", 6144), hidden))
-    tokens = tower.picture.patches // merged**2
+    tokens = tower.grid.patches // merged**2
     return joined(tower.blocks(fmt, tower.stream), project, language, tokens=tokens)
 
 
@@ -127,11 +127,11 @@ class BlockIndex:
 def _tower(section: Section, merged: int) -> Tower:
     """Patches are cut through two frames and rotated by time, height and width, as many elements by each."""
     hidden = section.integer("hidden_size", 1280)
-    heads = both_ways(heads_of(section, hidden, "num_attention_heads"))
+    heads = bidirectional(heads_of(section, hidden, "num_attention_heads"))
     mlp = Mlp(inner=section.integer("intermediate_size", 5120), act=tower_activation(section, "gelu"), bias=True)
     attention = SelfAttention(heads=heads, rotary_dim=heads.head_dim // 6 * 6, qkv_bias=True, o_bias=True)
     return Tower(
-        picture=picture(
+        grid=patch_grid(
             section, image=2016, patch=14, frames=section.integer("temporal_patch_size", 2), multiple=merged
         ),
         hidden=hidden,
@@ -142,7 +142,7 @@ def _tower(section: Section, merged: int) -> Tower:
 
 def _projected(tower: Tower, parts: Parts, merged: int, widths: tuple[int, int]) -> tuple[Operator, ...]:
     """Two linears of each patch, and two of `merged` patches side by side, with an activation between each two."""
-    patches = of_pictures(tower.picture.patches)
+    patches = image_rows(tower.grid.patches)
     each = projector(parts, patches_of(tower, parts), widths, "gelu", bias=True)
     first = tuple(op.with_tensors(lambda t: with_rows(t, patches)) for op in each)
     wide = parts.tensor(result(first).name, merged * widths[-1])
@@ -180,7 +180,7 @@ def _indexed(config: Section, attention: SelfAttention) -> IndexedAttention:
 
 
 def _choosing(config: Section) -> list[bool]:
-    """Whether each layer looks at blocks that its indexer chooses."""
+    """Whether each layer attends to blocks that its indexer chooses."""
     if kinds := listed(config, "layer_types", ("full_attention", _SPARSE)):
         return [kind == _SPARSE for kind in kinds]
     if config.get("sparse_attention_config"):

@@ -1,7 +1,6 @@
-"""Mistral Small 3.1 and its kin, and LightOnOCR: Pixtral's tower, whose patches are merged by a learned product, and an
-MLP (arXiv:2410.07073).
+"""Mistral Small 3.1 and its variants, and LightOnOCR: Pixtral's tower, a patch merger and an MLP (arXiv:2410.07073).
 
-A picture is the largest that `image_size` of the vision_config allows; one that is smaller has fewer patches.
+An image is the largest that `image_size` of the vision_config allows; one that is smaller has fewer patches.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from . import architecture
 from .blocks.class_defaults import TOWERS
 from .blocks.fields import filled
 from .blocks.parts import NormKind, activation
-from .blocks.tower import Tower, joined, language, patches_of, picture, projector, vision, vit
+from .blocks.tower import Tower, joined, language, patch_grid, patches_of, projector, vision, vit
 
 
 @architecture("mistral3")
@@ -43,7 +42,7 @@ def _build(config: Section, fmt: Format, kind: str) -> Graph:
         raise config.error("vision_feature_layer", f"must be -1, the last; got {config.get('vision_feature_layer')!r}")
     merge = config.integer("spatial_merge_size", 2)
     tower = pixtral_tower(vision(config), multiple=merge)
-    parts, tokens = tower.parts(fmt), tower.picture.patches // merge**2
+    parts, tokens = tower.parts(fmt), tower.grid.patches // merge**2
     norm = parts.norm("merge_norm", patches_of(tower, parts))
     copies = parts.tensor("unfold", merge**2 * tower.hidden)
     unfold = Permute(name=copies.name, inputs=norm.outputs, outputs=(copies,))
@@ -57,5 +56,5 @@ def _build(config: Section, fmt: Format, kind: str) -> Graph:
 def pixtral_tower(config: Section, *, multiple: int = 1) -> Tower:
     """Pixtral tower, without biases; `multiple` patches to a side are merged after it."""
     config = filled(config, TOWERS["PixtralVisionConfig"])
-    grid, biases = picture(config, multiple=multiple), dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), False)
+    grid, biases = patch_grid(config, multiple=multiple), dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), False)
     return vit(config, grid, "gelu", gated=True, rotated=True, **biases, norm=NormKind.RMS, pre_norm=True)

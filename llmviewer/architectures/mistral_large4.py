@@ -1,5 +1,5 @@
-"""Mistral Large 4's text part: latent attention to keys that an indexer of this layer or one before it chooses, layers
-without positions, latents that several layers share, experts.
+"""Text part of Mistral Large 4: latent attention to keys selected by the indexer of this layer or an earlier one,
+layers without positions, latents shared by several layers, experts.
 
 Queries have no latent of their own, and a learned line in the logarithm of their position scales each head of them.
 """

@@ -1,11 +1,11 @@
-"""Llama 3.2 Vision: a language model of which some layers, in the place of their tokens, look at pictures
+"""Llama 3.2 Vision: a language model some of whose layers cross-attend to images instead of self-attention
 (arXiv:2407.21783, section 7).
 
-A tower reads all tiles of a picture as one sequence, through layers that are called local and then global ones. Keys
-and values of what it leaves are made once, in the prefill; no token of a picture goes through other layers. The class
-of transformers brings every picture to as many tiles as there may be and the tokens of a tile to a multiple of eight,
-and its mask lets what was added be seen, so that each picture takes the same. Where there is none, a pass leaves out
-the layers that would look at it. Pictures stand at the beginning of a prompt: all of it sees them.
+A tower reads all tiles of an image as one sequence, through layers that are called local and then global ones. Keys
+and values of what it leaves are made once, in the prefill; no token of an image goes through other layers. The class
+of transformers brings every image to as many tiles as there may be and the tokens of a tile to a multiple of eight,
+and its mask lets what was added be seen, so that each image takes the same. Where there is none, a pass leaves out
+the layers that would attend to it. Images stand at the beginning of a prompt: all of it sees them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.class_defaults import TEXT_CLASSES, TOWERS
 from .blocks.decoder import Layer
-from .blocks.encoder import CrossAttention, both_ways, stack
+from .blocks.encoder import CrossAttention, bidirectional, stack
 from .blocks.feed_forward import Mlp
 from .blocks.fields import attention, decoder, filled, gated_mlp
 from .blocks.moe import integers, language_model
@@ -33,21 +33,21 @@ from .blocks.tower import (
     Scaled,
     auxiliary_block,
     feature_block,
-    of_pictures,
-    picture,
+    image_rows,
+    patch_grid,
     tower_activation,
     vision,
 )
 
 _TEXT: Final = TEXT_CLASSES["MllamaTextConfig"] | {"cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38]}
-_PICTURES: Final = TOWERS["MllamaVisionConfig"] | {
+_IMAGES: Final = TOWERS["MllamaVisionConfig"] | {
     "num_global_layers": 8,
     "attention_heads": 16,
     "max_num_tiles": 4,
     "intermediate_layers_indices": [3, 7, 15, 23, 30],
 }
 _SHAPES: Final = [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]]  # of four tiles
-_TOKENS: Final = 8  # that the embedding has beside the vocabulary, one of which stands for a picture
+_TOKENS: Final = 8  # that the embedding has beside the vocabulary, one of which stands for an image
 _MULTIPLE: Final = 8  # tokens of a tile are brought to a multiple of
 _FEATURES: Final = "projector_features"
 
@@ -55,11 +55,11 @@ _FEATURES: Final = "projector_features"
 @architecture("mllama")
 def build(config: Section, fmt: Format) -> Graph:
     """Llama 3.2 Vision: a tiled ViT whose features the language model reads in cross-attention layers."""
-    section = filled(vision(config), _PICTURES)
+    section = filled(vision(config), _IMAGES)
     section.ignore("tie_word_embeddings")
     text = filled(language_model(config), _TEXT, instead={"tie_word_embeddings": False})  # which the class never does
     text.ignore("model_type")
-    tiles, grid = section.count("max_num_tiles"), picture(section)
+    tiles, grid = section.count("max_num_tiles"), patch_grid(section)
     tokens = tiles * (grid.patches + 1)
     parts = Parts(format=fmt, norm_kind=NormKind.LAYER)
     feature_width = section.integer("hidden_size") * (1 + _intermediate(section))
@@ -74,7 +74,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _language(config: Section, fmt: Format, tokens: int) -> Graph:
-    """The language model, of which some layers see `tokens` of each picture and no other token."""
+    """The language model, of which some layers see `tokens` of each image and no other token."""
     self_attention, mlp = attention(config, share=1, bias=None), gated_mlp(config)
     across = CrossAttention(heads=self_attention.heads, qk_norm=NormKind.RMS, encoded=_FEATURES, read=images(tokens))
     layer = Layer(mixer=self_attention, feed_forward=mlp)
@@ -108,7 +108,7 @@ def _intermediate(config: Section) -> int:
 def _tower(config: Section, parts: Parts, grid: PatchGrid, tiles: int) -> tuple[Block, ...]:
     hidden = config.integer("hidden_size")
     tokens = tiles * -(-(grid.patches + 1) // _MULTIPLE) * _MULTIPLE
-    heads = both_ways(heads_of(config, hidden, config.first("attention_heads", "num_attention_heads")))
+    heads = bidirectional(heads_of(config, hidden, config.first("attention_heads", "num_attention_heads")))
     mixer = SelfAttention(heads=heads)
     mlp = Mlp(inner=config.integer("intermediate_size"), act=tower_activation(config, "gelu"), bias=True)
     local = Layer(mixer=mixer, feed_forward=mlp, name="local")
@@ -127,11 +127,11 @@ def _tower(config: Section, parts: Parts, grid: PatchGrid, tiles: int) -> tuple[
 
 def _embedding(config: Section, parts: Parts, grid: PatchGrid, tiles: int, tokens: int) -> tuple[Operator, ...]:
     """Patches, a token of the class before those of each tile, and three additions: where a patch stands in its tile,
-    which tile that is, and where it stands in the picture.
+    which tile that is, and where it stands in the image.
     """
     hidden, each = config.integer("hidden_size"), grid.patches + 1
     pixels, patches = (
-        with_rows(parts.tensor(name, width), of_pictures(tiles * grid.patches))
+        with_rows(parts.tensor(name, width), image_rows(tiles * grid.patches))
         for name, width in (("pixels", grid.pixels), ("patch_embed", hidden))
     )
     embed = parts.patches(patches.name, pixels, patches, tokens, bias=False)
@@ -156,7 +156,7 @@ def _between(config: Section, parts: Parts, tiles: int) -> tuple[Operator, ...]:
 
 
 def _of_shapes(config: Section, parts: Parts, name: str, width: int) -> tuple[Weight, ...]:
-    """A table with a row for each shape that pictures are brought to and one for none, of which pictures that are alike
+    """A table with a row for each shape that images are brought to and one for none, of which images that are alike
     take one; and the number by which it is scaled.
     """
     shapes = config.get("supported_aspect_ratios") or _SHAPES

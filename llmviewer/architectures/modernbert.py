@@ -1,5 +1,5 @@
-"""ModernBERT: rotated positions, norms before the branches, a gated MLP, no biases; two layers of three look no further
-than 64 tokens to either side (arXiv:2412.13663). Its decoder sees what is before (arXiv:2507.11412).
+"""ModernBERT: rotary positions, pre-norms, a gated MLP, no biases; two layers of three attend to at most 64 tokens on
+either side (arXiv:2412.13663). Its decoder is causal (arXiv:2507.11412).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..records import frozen
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, Layer, UnnormedLayer
-from .blocks.encoder import Encoder, Head, both_ways, task
+from .blocks.encoder import Encoder, Head, bidirectional, task
 from .blocks.feed_forward import Mlp
 from .blocks.fields import labels_of, sliding_layers
 from .blocks.parts import NormKind, Parts, activation, heads_of, with_rows
@@ -49,7 +49,7 @@ def build(config: Section, fmt: Format) -> Graph:
     return Encoder(
         vocab=config.integer("vocab_size"),
         hidden=hidden,
-        layers=_layers(config, both_ways(heads, reach), both_ways(heads), fused_qkv=True),
+        layers=_layers(config, bidirectional(heads, reach), bidirectional(heads), fused_qkv=True),
         norm=norm,
         embed_norm=True,
         final_norm=True,
@@ -112,7 +112,7 @@ def _layers(config: Section, near: Heads, far: Heads, *, fused_qkv: bool) -> lis
         )
         return Layer(mixer=attention, feed_forward=mlp, name="local" if slides else "global")
 
-    every = config.integer("global_attn_every_n_layers", 3)  # of which the first looks at all
+    every = config.integer("global_attn_every_n_layers", 3)  # of which the first attends to all
     layers = [layer(slides=slides) for slides in sliding_layers(config, pattern=every, first=True)]
     first = UnnormedLayer(mixer=layers[0].mixer, feed_forward=mlp, name="first")
     return [first, *layers[1:]]

@@ -1,5 +1,5 @@
-"""Molmo: CLIP reads crops of an image that overlap, and all of it once more; attention of the mean of four patches to
-them makes a token, before a Qwen2, an OLMo or an OLMoE (arXiv:2409.17146, section 2).
+"""Molmo: CLIP encodes overlapping crops of an image and a thumbnail; attention pooling merges four patches into a
+token, before a Qwen2, an OLMo or an OLMoE (arXiv:2409.17146, section 2).
 
 The tower and the connector are those of the released code, which the config does not describe. The 1B names its fields
 as OLMo does.
@@ -20,7 +20,7 @@ from .blocks.feed_forward import Mlp
 from .blocks.fields import attention, decoder, filled
 from .blocks.parts import HIDDEN, NormKind, Parts, with_rows
 from .blocks.tiles import best_fit, picture_size
-from .blocks.tower import joined, of_pictures, picture, vit
+from .blocks.tower import image_rows, joined, patch_grid, vit
 from .molmo2 import grid_tokens, pooled_patches
 
 _CLIP: Final = {  # openai/clip-vit-large-patch14-336, up to the layer before the last
@@ -56,7 +56,7 @@ def build(config: Section, fmt: Format) -> Graph:
     text, inner = _text(named, fmt)
     width = named.integer("hidden_size")
     section = Section(_CLIP, config.file)
-    crop = picture(section)
+    crop = patch_grid(section)
     tower = vit(section, crop, "quick_gelu", learned=1, positions=crop.patches + 1, pre_norm=True)
     patch = section.integer("patch_size")
     stride, shared = (crop.height - _OVERLAP) * patch, _OVERLAP * patch
@@ -65,7 +65,7 @@ def build(config: Section, fmt: Format) -> Graph:
     tower = replace(tower, tiles=rows * columns + 1)
     tokens = grid_tokens(crop, 1, 1) + grid_tokens(crop, rows, columns)
     parts, wide = tower.parts(fmt), _TAPPED * tower.hidden
-    x = with_rows(parts.tensor(HIDDEN, wide), of_pictures(crop.patches, tower.tiles))
+    x = with_rows(parts.tensor(HIDDEN, wide), image_rows(crop.patches, tower.tiles))
     padded = parts.elementwise("pad_embed", x, ops=4, weights={"pad_embed.weight": 2 * wide})
     padded = padded.with_tensors(lambda t: with_rows(t, x.rows))
     adapter = {"hidden_size": tower.hidden, "num_attention_heads": 16, "head_dim": 64, "intermediate_size": inner,

@@ -1,5 +1,5 @@
-"""Molmo2: a tower reads crops of a picture that overlap, and all of it once more; attention of their mean to four
-patches makes a token of them, before a language model of the form of Qwen3 (arXiv:2409.17146, section 2).
+"""Molmo2: a vision tower encodes overlapping crops of an image and a thumbnail; attention pooling merges patches into
+a token, before a language model of the form of Qwen3 (arXiv:2409.17146, section 2).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .blocks.fields import attention, check_width, decoder, filled, gated_mlp
 from .blocks.moe import integers, language_model
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, result, with_rows
 from .blocks.tiles import best_fit, picture_size
-from .blocks.tower import PatchGrid, Tower, joined, layers_run, of_pictures, part, picture, sides, vit
+from .blocks.tower import PatchGrid, Tower, image_rows, joined, layers_run, part, patch_grid, sides, vit
 
-_PICTURES: Final = TOWERS["Molmo2VisionConfig"] | {"head_dim": 72}
+_IMAGES: Final = TOWERS["Molmo2VisionConfig"] | {"head_dim": 72}
 _OLDER: Final = {  # names of fields in published files
     "image_default_input_size": "image_size",
     "image_patch_size": "patch_size",
@@ -76,17 +76,17 @@ def build(config: Section, fmt: Format) -> Graph:
     for section in (adapter, vision_section):
         section.ignore(*_PARTS_IGNORED.split())
     named = vision_section.with_data({_OLDER.get(key, key): value for key, value in vision_section.data.items()})
-    runs = _runs(adapter, section := filled(named, _PICTURES))
+    runs = _runs(adapter, section := filled(named, _IMAGES))
     check_width(adapter, "hidden_size", section.integer("hidden_size"), "the tower", 1152)
     check_width(adapter, "text_hidden_size", result(text.blocks[0].operators).width, "the language model", 3584)
     legacy = vision_key == "vit_config"  # its checkpoints have no layer after the last one that features are taken from
     tower, patch = _tower(section, max(runs) if legacy else None), sides(section, "patch_size")
     tower = replace(tower, run=max(runs))
-    rows, columns = _crops(picture_size(config), tower.picture, patch)
+    rows, columns = _crops(picture_size(config), tower.grid, patch)
     tower = replace(tower, tiles=rows * columns + 1)
-    tokens = grid_tokens(tower.picture, 1, 1) + grid_tokens(tower.picture, rows, columns)
+    tokens = grid_tokens(tower.grid, 1, 1) + grid_tokens(tower.grid, rows, columns)
     parts = tower.parts(fmt)
-    x = with_rows(parts.tensor(HIDDEN, len(runs) * tower.hidden), of_pictures(tower.picture.patches, tower.tiles))
+    x = with_rows(parts.tensor(HIDDEN, len(runs) * tower.hidden), image_rows(tower.grid.patches, tower.tiles))
     project = pooled_patches(adapter, parts, x, tokens)
     return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tokens)
 
@@ -100,7 +100,7 @@ def _runs(adapter: Section, section: Section) -> tuple[int, ...]:
 
 
 def _tower(section: Section, layers: int | None) -> Tower:
-    grid = picture(section)
+    grid = patch_grid(section)
     return vit(
         section,
         grid,
@@ -135,7 +135,7 @@ def pooled_patches(config: Section, parts: Parts, x: Tensor, tokens: int) -> tup
         head_dim=config.integer("head_dim"),
         mask=PerQueryKeys(each),
     )
-    rows = of_pictures(each * tokens)
+    rows = image_rows(each * tokens)
     patches = with_rows(parts.tensor("pool_patches", x.width), rows)
     gather = Permute(name=patches.name, inputs=(x,), outputs=(patches,))
     average = parts.elementwise("pool_mean", patches, ops=each)

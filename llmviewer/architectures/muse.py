@@ -1,5 +1,5 @@
-"""Muse Glimmer and Muse Spark: gated attention with a window in three layers of four, which alone have positions; norms
-without weights, of embeddings, queries and keys; in Spark experts in a narrower space, and gates on the residual.
+"""Muse Glimmer and Muse Spark: gated attention, in three layers of four with a sliding window and positions; norms
+without weights on embeddings, queries and keys; in Spark experts in a latent space, and gates on the residual.
 """
 
 from __future__ import annotations

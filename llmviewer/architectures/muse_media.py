@@ -1,8 +1,8 @@
-"""Muse Glimmer and Muse Spark whole: the language model behind a tower for pictures of any size, most of whose layers
-have windows; four patches side by side make a token.
+"""Muse Glimmer and Muse Spark with vision: a tower for images of any size, most of whose layers have window attention;
+four patches make a token.
 
-A picture is _SIDE x _SIDE where image_size of the vision_config says nothing, as in no published config. What hears is
-held and not run, as there is no sound to ask for.
+An image is _SIDE x _SIDE where image_size of the vision_config says nothing, as in no published config. The audio
+encoder is loaded and not run, as a request has no audio.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..operators.elementwise import Permute
 from ..operators.masks import Tiled
 from ..precision import Format
 from . import architecture
-from .blocks.encoder import both_ways
+from .blocks.encoder import bidirectional
 from .blocks.feed_forward import Mlp
 from .blocks.fields import filled
 from .blocks.moe import counts, integers, listed
@@ -29,8 +29,8 @@ from .blocks.tower import (
     language,
     layer,
     linears,
+    patch_grid,
     patches_of,
-    picture,
     projector,
     unused_weights,
     vision,
@@ -66,7 +66,7 @@ def build(config: Section, fmt: Format) -> Graph:
     if config.integer("out_hidden_size", side**2 * tower.hidden) != side**2 * tower.hidden:
         raise config.error("out_hidden_size", f"must be the {side**2 * tower.hidden} of {side**2} patches")
     project = _projected(config, tower, tower.parts(fmt), side**2, width)
-    tokens = tower.picture.patches // side**2
+    tokens = tower.grid.patches // side**2
     seeing = joined(tower.blocks(fmt, tower.stream), project, text, tokens=tokens)
     if config.get("audio_config") is None:
         return seeing
@@ -74,9 +74,9 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _tower(section: Section, side: int) -> Tower:
-    """Layers whose patches see those of their window, but for every fourth and the last."""
-    grid = picture(section, image=_SIDE, frames=section.integer("patch_temporal"), multiple=side)
-    heads, act = both_ways(heads_of(section)), activation(section, "hidden_act", "gelu")
+    """Layers whose patches attend to those of their window, but for every fourth and the last."""
+    grid = patch_grid(section, image=_SIDE, frames=section.integer("patch_temporal"), multiple=side)
+    heads, act = bidirectional(heads_of(section)), activation(section, "hidden_act", "gelu")
     mlp = Mlp(inner=section.integer("intermediate_size"), act=act, bias=True)
     local = replace(heads, mask=Tiled(within(grid, section.integer("pos_emb_height"))))
     near, far = (layer(each, mlp, rotated=True, name=name) for name, each in (("local", local), ("global", heads)))
@@ -86,7 +86,7 @@ def _tower(section: Section, side: int) -> Tower:
         (index + 1) % _EVERY == 0 or index == count - 1 for index in range(count)
     ]
     return Tower(
-        picture=grid,
+        grid=grid,
         hidden=section.integer("hidden_size"),
         layers=[far if is_full else near for is_full in full],
         positions=section.integer("pos_emb_height") * section.integer("pos_emb_width"),

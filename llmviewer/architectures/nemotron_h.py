@@ -40,7 +40,7 @@ _LETTERS: Final = {  # words of transformers, those it writes and those it wrote
 
 @architecture("nemotron_h_omni")
 def build_omni(config: Section, fmt: Format) -> Graph:
-    """The language model of Nemotron 3 Omni; what sees and hears is left out."""
+    """The language model of Nemotron 3 Omni; the vision and audio towers are left out."""
     config.ignore(*_MEDIA.split())
     text, _ = language(config, fmt, "nemotron_h", config.first("text_config", "llm_config"))
     return text

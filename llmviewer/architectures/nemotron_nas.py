@@ -1,4 +1,4 @@
-"""Llama-Nemotron (DeciLM): a LLaMA whose layers a search has thinned, each in its own way (arXiv:2411.19146).
+"""Llama-Nemotron (DeciLM): LLaMA whose layers were pruned individually by architecture search (arXiv:2411.19146).
 
 A layer may have no attention, or a matrix in its place, and an MLP of any width.
 """

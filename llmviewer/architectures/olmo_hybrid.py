@@ -1,4 +1,4 @@
-"""OLMo Hybrid: layers of OLMo 2 (norms after attention and MLP) and layers with a gated delta rule."""
+"""OLMo Hybrid: layers of OLMo 2 (post-norms) and layers of gated delta rule."""
 
 from __future__ import annotations
 

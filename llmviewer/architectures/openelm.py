@@ -1,4 +1,4 @@
-"""OpenELM: heads and MLPs grow from layer to layer (arXiv:2404.14619)."""
+"""OpenELM: the numbers of heads and the widths of MLPs grow from layer to layer (arXiv:2404.14619)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenVLA and Prismatic: DINOv2 and SigLIP see the same patches, whose features stand side by side before a Llama 2
+"""OpenVLA and Prismatic: DINOv2 and SigLIP encode the same patches, whose features are concatenated, before a Llama 2
 (arXiv:2406.09246, arXiv:2402.07865).
 
 The features are those of the layer before the last. An action is seven tokens of the answer.
@@ -16,12 +16,12 @@ from ..operators.elementwise import Permute
 from ..precision import Format
 from ..records import frozen
 from . import architecture
-from .blocks.encoder import both_ways, leaving
+from .blocks.encoder import bidirectional, leaving
 from .blocks.feed_forward import Mlp
 from .blocks.fields import filled
 from .blocks.moe import integers
 from .blocks.parts import HIDDEN, with_rows
-from .blocks.tower import UNUSED, PatchGrid, Tower, joined, language, layer, of_pictures, projector, scaled_layer
+from .blocks.tower import UNUSED, PatchGrid, Tower, image_rows, joined, language, layer, projector, scaled_layer
 from .siglip import pooled_head
 
 _ACTION: Final = 7  # tokens: a position, a rotation and a gripper
@@ -75,11 +75,11 @@ def build_prismatic(config: Section, fmt: Format) -> Graph:
         raise config.error("image_sizes", f"must be one for each of one or two towers; got {len(sizes)}")
     towers = [_tower(config, name, size) for name, size in zip(names, sizes, strict=True)]
     (first, _), *others = towers
-    parts, patches = first.parts(fmt), first.picture.patches
-    if any(tower.picture.patches != patches for tower, _ in others):
+    parts, patches = first.parts(fmt), first.grid.patches
+    if any(tower.grid.patches != patches for tower, _ in others):
         raise config.error("image_sizes", "must be such that both towers have as many patches")
     blocks = [block for number, one in enumerate(towers) for block in _blocks(*one, fmt, number, len(towers))]
-    rows, wide = of_pictures(patches), sum(tower.hidden for tower, _ in towers)
+    rows, wide = image_rows(patches), sum(tower.hidden for tower, _ in towers)
     last = with_rows(parts.tensor(HIDDEN, towers[-1][0].hidden), rows)
     if not others:
         project = projector(parts, last, (width, width), "gelu", bias=True)
@@ -97,17 +97,17 @@ def _tower(config: Section, name: str, size: int) -> tuple[Tower, Vit]:
     if vit is None:
         raise config.error("timm_model_ids", f"must begin with one of {', '.join(_TOWERS)}; got {name!r}")
     side = size // _PATCH
-    picture = PatchGrid(height=side, width=side, pixels=3 * _PATCH**2)
-    heads = both_ways(Heads(num_heads=_HEADS, num_kv_heads=_HEADS, head_dim=vit.hidden // _HEADS))
+    grid = PatchGrid(height=side, width=side, pixels=3 * _PATCH**2)
+    heads = bidirectional(Heads(num_heads=_HEADS, num_kv_heads=_HEADS, head_dim=vit.hidden // _HEADS))
     plain = layer(heads, Mlp(inner=vit.inner, act="gelu", bias=True), fused_qkv=True)
     return (
         Tower(
-            picture=picture,
+            grid=grid,
             hidden=vit.hidden,
             layers=[scaled_layer(plain) if vit.scaled else plain] * vit.layers,
             patch_bias=True,
             learned=vit.learned,
-            positions=picture.patches,
+            positions=grid.patches,
             post_norm=True,
             run=vit.layers - 1,
         ),

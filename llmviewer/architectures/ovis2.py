@@ -1,5 +1,5 @@
-"""Ovis2: a tower whose squares of patches become probabilities of visual words, by which rows of a table are mixed
-(arXiv:2405.20797).
+"""Ovis2: a vision tower whose merged patches become probabilities over a visual vocabulary, which weight the rows of
+an embedding table (arXiv:2405.20797).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from . import architecture
 from .blocks.class_defaults import TOWERS
 from .blocks.fields import check_width, filled
 from .blocks.parts import NormKind, Parts
-from .blocks.tower import Tower, joined, language, patches_of, picture, vision, vit
+from .blocks.tower import Tower, joined, language, patch_grid, patches_of, vision, vit
 
-_PICTURES: Final = TOWERS["Ovis2VisionConfig"] | {"vocab_size": 16384}
+_IMAGES: Final = TOWERS["Ovis2VisionConfig"] | {"vocab_size": 16384}
 _SOFTMAX: Final = 5  # OPs of an element
 _IGNORED: Final = "visual_indicator_token_ids vocab_size"
 
@@ -35,9 +35,9 @@ def build(config: Section, fmt: Format) -> Graph:
     check_width(config, "hidden_size", width, "the language model", 1536)
     section = vision(config)
     section.ignore("tokenize_function")
-    section = filled(section, _PICTURES)
+    section = filled(section, _IMAGES)
     tower, side = _tower(section), section.integer("hidden_stride", 1)
-    tokens = ceil(tower.picture.height / side) * ceil(tower.picture.width / side)
+    tokens = ceil(tower.grid.height / side) * ceil(tower.grid.width / side)
     parts = tower.parts(fmt)
     wide = parts.tensor("side_by_side", side**2 * tower.hidden)
     gather = Permute(name=wide.name, inputs=(patches_of(tower, parts),), outputs=(wide,))
@@ -46,7 +46,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _tower(section: Section) -> Tower:
-    grid, bias = picture(section), section.flag("qkv_bias", default=False)
+    grid, bias = patch_grid(section), section.flag("qkv_bias", default=False)
     return vit(
         section,
         grid,
@@ -64,7 +64,7 @@ def _tower(section: Section) -> Tower:
 
 
 def _mixed_words(section: Section, parts: Parts, x: Tensor, width: int) -> tuple[Operator, ...]:
-    """Probabilities of words, and rows of their table by them. Some words stand around a picture, and have none."""
+    """Probabilities of words, and rows of their table by them. Some words stand around an image, and have none."""
     words = section.integer("vocab_size")
     named = words - section.integer("num_visual_indicator_tokens", 5)
     head = parts.project("visual_head", x, named)

@@ -1,6 +1,6 @@
-"""PaddleOCR-VL: a SigLIP tower for pictures of any size before ERNIE 4.5, four patches a token (arXiv:2510.14528).
+"""PaddleOCR-VL: a SigLIP tower for images of any size before ERNIE 4.5, four patches a token (arXiv:2510.14528).
 
-A picture is as large as picture_size says, which no published config has, down to whole tokens. Positions are
+An image is as large as picture_size says, which no published config has, down to whole tokens. Positions are
 interpolated from a learned grid, and patches are rotated by their place besides. The first configs have the fields of
 the language model beside vision_config.
 """
@@ -18,7 +18,7 @@ from .blocks.fields import filled
 from .blocks.moe import language_model
 from .blocks.parts import NormKind
 from .blocks.tiles import picture_size
-from .blocks.tower import Tower, joined, merger, picture, sides, vision, vit
+from .blocks.tower import Tower, joined, merger, patch_grid, sides, vision, vit
 from .llama import FAMILIES
 
 _IGNORED: Final = """
@@ -45,18 +45,18 @@ def build(config: Section, fmt: Format) -> Graph:
     side = section.integer("spatial_merge_size", 2)
     tower = _tower(config, section, side)
     merge = merger(tower.parts(fmt), tower, side**2, text.integer("hidden_size"), norm=NormKind.LAYER)
-    return joined(tower.blocks(fmt, tower.stream), merge, language, tokens=tower.picture.patches // side**2)
+    return joined(tower.blocks(fmt, tower.stream), merge, language, tokens=tower.grid.patches // side**2)
 
 
 def _tower(config: Section, section: Section, side: int) -> Tower:
-    grid = picture(section)
+    grid = patch_grid(section)
     (height, width), (tall, wide) = picture_size(config), (patch * side for patch in sides(section, "patch_size"))
     if height < tall or width < wide:
         raise config.error("picture_size", f"must be at least a token, {tall} x {wide}; got {height} x {width}")
     size = [height // tall * tall, width // wide * wide]
     return vit(
         section,
-        picture(filled(section, instead={"image_size": size}), multiple=side),
+        patch_grid(filled(section, instead={"image_size": size}), multiple=side),
         "gelu_pytorch_tanh",
         rotated=True,
         patch_bias=True,

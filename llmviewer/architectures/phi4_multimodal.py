@@ -1,10 +1,9 @@
-"""Phi-4-multimodal: Phi-4-mini behind a SigLIP tower, which reads a picture in squares of 448 x 448 pixels and once
-more all of it in one (arXiv:2503.01743).
+"""Phi-4-multimodal: Phi-4-mini with a SigLIP tower over tiles of 448 x 448 pixels and a thumbnail (arXiv:2503.01743).
 
-Four patches are averaged to a token; a learned token ends every row, and another stands between the squares and the
-whole. What a picture does not fill of its squares is left out. What hears is held and not run, as there is no sound to
-ask for. The adapters for pictures and sound (LoRA) are files beside the checkpoint; its class does not have them. The
-format of the original repository, phi4mm, says of tower and hearing what the class has by default.
+Four patches are averaged to a token; a learned token ends every row, and another separates the tiles from the
+thumbnail. Patches outside the image are dropped. The audio encoder is loaded and not run, as a request has no audio.
+LoRA adapters for images and audio are files beside the checkpoint and not part of its class. In configs of the original
+repository, phi4mm, the towers have the defaults of the class.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from .blocks.tiles import closest_grid, picture_size
 from .blocks.tower import (
     UNUSED,
     Tower,
+    image_rows,
     joined,
     layers_run,
     linears,
-    of_pictures,
     part,
     patches_of,
     pooled,
@@ -61,7 +60,7 @@ _SOUND_IGNORED: Final = """
     activation audio_token_id chunk_size conv_activation conv_glu_type dropout_rate feature_layer left_chunk
     nemo_activation nemo_final_size model_type initializer_factor initializer_range
 """
-_MOST_SQUARES: Final = 36  # of a picture, in the processor
+_MOST_SQUARES: Final = 36  # of an image, in the processor
 _POOLED: Final = 2  # patches to each side of what becomes a token
 
 
@@ -75,8 +74,8 @@ def build(config: Section, fmt: Format) -> Graph:
     section.ignore(*_TOWER_IGNORED.split())
     runs = layers_run(section, "feature_layer", section.count("num_hidden_layers"), -2)
     tower = plain_tower(section, multiple=_POOLED)
-    side = tower.picture.height // _POOLED
-    if tower.picture.height != tower.picture.width or len(runs) > 1:
+    side = tower.grid.height // _POOLED
+    if tower.grid.height != tower.grid.width or len(runs) > 1:
         raise section.error("image_size", "must be that of a square, whose features are those of one layer")
     squares, rows, columns = _cut(config, section, tower)
     tower, tokens = replace(tower, run=runs[0], tiles=squares + 1), rows * (columns + 1) + 1 + side * (side + 1)
@@ -88,7 +87,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _cut(config: Section, section: Section, tower: Tower) -> tuple[int, int, int]:
-    """Squares of a picture, and rows and columns of the tokens that it fills in them."""
+    """Squares of an image, and rows and columns of the tokens that it fills in them."""
     height, width = picture_size(config)
     side, patch = section.integer("image_size"), section.integer("patch_size")
     down, across = ceil(height / side), ceil(width / side)
@@ -96,7 +95,7 @@ def _cut(config: Section, section: Section, tower: Tower) -> tuple[int, int, int
         down, across = closest_grid((height, width), (side, side), least=1, most=_MOST_SQUARES)
     scale = min(side * down / height, side * across / width)
     padding = (side * down - int(height * scale), side * across - int(width * scale))
-    patches = (tower.picture.height * down, tower.picture.width * across)
+    patches = (tower.grid.height * down, tower.grid.width * across)
     rows, columns = (ceil((n - floor(p / patch)) / _POOLED) for n, p in zip(patches, padding, strict=True))
     return down * across, rows, columns
 
@@ -104,8 +103,8 @@ def _cut(config: Section, section: Section, tower: Tower) -> tuple[int, int, int
 def _projected(tower: Tower, parts: Parts, width: int, tokens: int, each: int) -> tuple[Operator, ...]:
     """The mean of every four patches, put in rows with what ends them, and two linears."""
     pool = pooled(parts, patches_of(tower, parts), _POOLED**2)
-    pool = replace(pool, outputs=(with_rows(pool.result, of_pictures(each, tower.tiles)),))
-    packed = with_rows(parts.tensor("pack", tower.hidden), of_pictures(tokens))
+    pool = replace(pool, outputs=(with_rows(pool.result, image_rows(each, tower.tiles)),))
+    packed = with_rows(parts.tensor("pack", tower.hidden), image_rows(tokens))
     learned = (parts.weight("newline.weight", tower.hidden), parts.weight("separator.weight", tower.hidden))
     pack = Elementwise(name=packed.name, inputs=pool.outputs, outputs=(packed,), weights=learned, ops_per_element=0)
     return (pool, pack, *projector(parts, packed, (width, width), "gelu", bias=True))

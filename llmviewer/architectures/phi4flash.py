@@ -1,8 +1,8 @@
-"""Phi-4-mini-flash, SambaY: Mamba and windowed attention, one layer that sees all, and then layers that use its cache
-or gate the memory of the last Mamba (arXiv:2507.06607).
+"""Phi-4-mini-flash (SambaY): Mamba and sliding-window attention, one layer of global attention, then layers that
+cross-attend to its KV cache or gate the memory of the last Mamba (arXiv:2507.06607).
 
-Attention is differential and without positions. The layers after the one that sees all process only the tokens whose
-logits are needed, as a prompt leaves nothing in them.
+Attention is differential and without positions. Layers after the one of global attention have no state of their own
+and process only the tokens whose logits are needed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""pi0, pi0.5, pi0-FAST and SmolVLA: robots that a vision-language model and an action expert control (arXiv:2410.24164,
+"""pi0, pi0.5, pi0-FAST and SmolVLA: robot policies of a vision-language model and an action expert (arXiv:2410.24164,
 arXiv:2504.16054, arXiv:2501.09747, arXiv:2506.01844).
 
 Configs are those of transformers (vlm_config, dit_config) or of LeRobot policies, which name their variant and say the

@@ -1,5 +1,5 @@
-"""Qwen, the first (arXiv:2309.16609): biases on queries, keys and values alone, and a gated MLP of half the width that
-its config gives for gate and up together.
+"""Qwen 1 (arXiv:2309.16609): biases on queries, keys and values only, and a gated MLP whose config gives the width of
+gate and up together.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Qwen2-Audio and Voxtral: language models behind Whisper's encoder, which reads 30 s of sound at a time
-(arXiv:2407.10759, arXiv:2507.13264).
+"""Qwen2-Audio and Voxtral: language models with Whisper's encoder, over windows of 30 s of audio (arXiv:2407.10759,
+arXiv:2507.13264).
 
-Shorter sound is padded. Two tokens of the encoder are averaged to one of the prompt (Qwen2-Audio), or four are put side
-by side (Voxtral): 750 or 375 tokens. Such a piece of sound is asked for as a picture is.
+Shorter audio is padded. Two tokens of the encoder are averaged to one of the prompt (Qwen2-Audio), or four are put side
+by side (Voxtral): 750 or 375 tokens. Such an audio clip is asked for as an image is.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.class_defaults import TEXT_CLASSES
 from .blocks.decoder import Layer
-from .blocks.encoder import both_ways, stack
+from .blocks.encoder import bidirectional, stack
 from .blocks.feed_forward import Mlp
 from .blocks.fields import filled
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of, with_rows
-from .blocks.tower import joined, language, of_pictures, pooled, projector
+from .blocks.tower import image_rows, joined, language, pooled, projector
 from .whisper import KeysWithoutBias, front
 
 _SOUND: Final = {  # as transformers.Qwen2AudioEncoderConfig and VoxtralEncoderConfig have it
@@ -52,7 +52,7 @@ def build(config: Section, fmt: Format) -> Graph:
     config.ignore("audio_token_index")
     section, parts = _sound(config), Parts(format=fmt, norm_kind=NormKind.LAYER)
     count, hidden = section.integer("max_source_positions"), section.integer("d_model")
-    pool = pooled(parts, with_rows(parts.tensor(HIDDEN, hidden), of_pictures(count)), _POOLED)
+    pool = pooled(parts, with_rows(parts.tensor(HIDDEN, hidden), image_rows(count)), _POOLED)
     norm = parts.norm("final_norm", pool.result)
     project = (pool, norm, parts.project("linear_1", norm.result, width, bias=True))
     return _heard(_encoder(section, fmt), project, text, tokens=count // _POOLED, count=count)
@@ -88,7 +88,7 @@ def _encoder(config: Section, fmt: Format) -> tuple[Block, ...]:
     """Whisper's, without its last norm."""
     hidden, parts = config.integer("d_model"), Parts(format=fmt, norm_kind=NormKind.LAYER)
     attention = SelfAttention(
-        heads=both_ways(heads_of(config, hidden, "encoder_attention_heads")), qkv_bias=True, o_bias=True
+        heads=bidirectional(heads_of(config, hidden, "encoder_attention_heads")), qkv_bias=True, o_bias=True
     )
     act = activation(config, "activation_function", "gelu")
     mlp = Mlp(inner=config.integer("encoder_ffn_dim"), act=act, bias=True)

@@ -1,6 +1,6 @@
-"""Qwen3-ASR: convolutions over seconds of sound and an encoder whose tokens see those of 8 s, before a Qwen3.
+"""Qwen3-ASR: strided convolutions over audio and an encoder with windows of 8 s, before a Qwen3.
 
-A piece of sound lasts sound_seconds of the config, 30 s without that field, and counts as an image: 13 tokens a second.
+An audio clip lasts sound_seconds of the config, 30 s without that field, and counts as an image: 13 tokens a second.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ..precision import Format
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Layer
-from .blocks.encoder import both_ways, stack
+from .blocks.encoder import bidirectional, stack
 from .blocks.feed_forward import Mlp
 from .blocks.fields import filled
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of, result, with_rows
-from .blocks.tower import joined, language, of_pictures, part, projector
+from .blocks.tower import image_rows, joined, language, part, projector
 from .granite_speech import sound_tokens
 
 _ENCODER: Final = {  # as transformers.Qwen3ASREncoderConfig has it
@@ -84,14 +84,14 @@ def _halved(length: int) -> list[int]:
 
 
 def _encoder(config: Section, parts: Parts, chunks: int, each: int) -> list[Block]:
-    """`chunks` chunks of sound with `each` tokens; a token attends to those of n_window_infer frames."""
+    """`chunks` chunks of audio with `each` tokens; a token attends to those of n_window_infer frames."""
     hidden, chunk = config.integer("d_model"), 2 * config.integer("n_window")
     reach = config.integer("n_window_infer")
     if reach < chunk:
         raise config.error("n_window_infer", f"must be at least one chunk of {chunk} frames; got {reach}")
     window, tokens = each * (reach // chunk), chunks * each
     pairs = tokens // window * window**2 + (tokens % window) ** 2
-    heads = replace(both_ways(heads_of(config, hidden, "encoder_attention_heads")), mask=Tiled(pairs))
+    heads = replace(bidirectional(heads_of(config, hidden, "encoder_attention_heads")), mask=Tiled(pairs))
     act = activation(config, "activation_function", "gelu")
     layer = Layer(
         mixer=SelfAttention(heads=heads, qkv_bias=True, o_bias=True),
@@ -110,10 +110,10 @@ def _convolved(config: Section, parts: Parts, chunks: int, chunk: int) -> tuple[
     """Three convolutions over bins and frames, a projection of all bins of a frame, and sines of positions."""
     bins, frames = _halved(config.integer("num_mel_bins")), _halved(chunk)
     channels, x = config.integer("downsample_hidden_size"), parts.tensor("mel", 1)
-    x = with_rows(x, of_pictures(chunks * bins[0] * frames[0]))
+    x = with_rows(x, image_rows(chunks * bins[0] * frames[0]))
     operators: tuple[Operator, ...] = ()
     for place, sizes in enumerate(zip(bins[1:], frames[1:], strict=True), start=1):
-        out = with_rows(parts.tensor(f"conv{place}", channels), of_pictures(chunks * prod(sizes)))
+        out = with_rows(parts.tensor(f"conv{place}", channels), image_rows(chunks * prod(sizes)))
         weights = (parts.weight(f"{out.name}.weight", channels, x.width, 9), parts.weight(f"{out.name}.bias", channels))
         conv = Conv2d(name=out.name, inputs=(x,), outputs=(out,), weights=weights)
         operators = (*operators, conv, parts.activate(f"{out.name}_act", "gelu", out))

@@ -1,4 +1,4 @@
-"""Qwen3-Next and Qwen3.5: gated delta rule in most layers, gated attention in every fourth; experts or an MLP.
+"""Qwen3-Next and Qwen3.5: gated delta rule in three layers of four, gated attention in the fourth; experts or an MLP.
 
 Before Qwen3.5 stands the tower of Qwen3-VL, none of whose layers goes to the language model but the last.
 """

@@ -1,5 +1,5 @@
-"""Qwen3.8-Flash-Next: gated delta rule 3 to 1 with gated attention to keys whose means an indexer chooses; residual
-streams that gates of every element bring together; experts; and layers that look up the last tokens together.
+"""Qwen3.8-Flash-Next: three layers of gated delta rule to one of gated attention to key blocks that an indexer
+selects; hyper-connections with element-wise gates; experts; and n-gram embedding layers.
 
 Before it stands the tower of Qwen3-VL, as before Qwen3.5. The layer that predicts a further token is left out.
 """
@@ -232,7 +232,7 @@ def _indexed(config: Section) -> IndexedAttention:
         pool=pool,
         pools=budget // pool,
     )
-    mask = TopK(budget + pool // 2)  # of a group that is not full, a query sees half on average
+    mask = TopK(budget + pool // 2)  # of a group that is not full, a query attends to half on average
     return IndexedAttention(attention=replace(plain, heads=replace(plain.heads, mask=mask)), index=index)
 
 

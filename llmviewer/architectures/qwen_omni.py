@@ -1,8 +1,7 @@
-"""Qwen2.5-Omni and Qwen3-Omni: the thinker, which reads text, pictures and sound, and writes text (arXiv:2503.20215,
-arXiv:2509.17765).
+"""Thinkers of Qwen2.5-Omni and Qwen3-Omni: text, images and audio in, text out (arXiv:2503.20215, arXiv:2509.17765).
 
-What hears is held and not run, as there is no sound to ask for. The talker and what makes sound of its codes are left
-out: an engine that writes text does not load them.
+The audio encoder is loaded and not run, as a request has no audio. The talker and the codec decoder are left out: an
+engine that generates text does not load them.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ def _layer(section: Section) -> Shapes:
 
 
 def _hearing(section: Section, parts: Parts, around: Shapes, layer: Shapes, vision_graph: Graph) -> Graph:
-    """`seen` beside the encoder of sound."""
+    """`seen` beside the audio encoder."""
     norm = {f"final_norm.{suffix}": (section.integer("d_model"),) for suffix in ("weight", "bias")}
     blocks = (
         unused_weights("hearing", parts, {**around, **norm}),

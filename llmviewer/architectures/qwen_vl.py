@@ -1,8 +1,8 @@
-"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and the tower of Qwen3.5: towers for pictures of any size, four patches of which make
-a token of the prompt (arXiv:2409.12191, arXiv:2502.13923, arXiv:2511.21631).
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and the vision tower of Qwen3.5: images of any size, four patches of which make a
+token of the prompt (arXiv:2409.12191, arXiv:2502.13923, arXiv:2511.21631).
 
-A picture is as large as `image_size` of the vision_config says, height and width in pixels, and _SIDE x _SIDE where
-that says nothing, as no published config does. A patch is cut through two frames of a film; a picture stands for both.
+An image is as large as `image_size` of the vision_config says, height and width in pixels, and _SIDE x _SIDE where
+that says nothing, as no published config does. A patch is cut through two video frames; an image stands for both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..precision import Format
 from . import architecture
 from .blocks.class_defaults import TEXTS
 from .blocks.decoder import Layer
-from .blocks.encoder import both_ways
+from .blocks.encoder import bidirectional
 from .blocks.feed_forward import Mlp
 from .blocks.fields import filled
 from .blocks.moe import integers, language_model
@@ -30,7 +30,7 @@ from .blocks.tower import (
     joined,
     layer,
     merger,
-    picture,
+    patch_grid,
     tied_of,
     tower_activation,
     vision,
@@ -41,8 +41,13 @@ from .blocks.tower import (
 from .cohere import build_compass as build_compass_text
 from .llama import FAMILIES
 
-_SIDE: Final = 1024  # pixels of a picture to each side, down to whole windows or squares of patches
-_WHOLE_LAYERS: Final = (7, 15, 23, 31)  # in which all patches see each other, in transformers.Qwen2_5_VLVisionConfig
+_SIDE: Final = 1024  # pixels of an image to each side, down to whole windows or squares of patches
+_WHOLE_LAYERS: Final = (
+    7,
+    15,
+    23,
+    31,
+)  # in which all patches attend to each other, in transformers.Qwen2_5_VLVisionConfig
 _CLOVA_IGNORED: Final = """
     anyres freeze_before_sampler freeze_decoder freeze_encoder freeze_mm_projector image_token_id img_start_id
     video_token_id is_safetensor_save max_image_cnt max_num_grids mm_projector_type num_queries_vis_abstractor_image
@@ -92,7 +97,7 @@ def build_hyperclovax_vision(config: Section, fmt: Format) -> Graph:
     parts = tower.parts(fmt)
     merge = merger(parts, tower, merged, section.integer("out_hidden_size", 3584), norm=NormKind.RMS)
     project = (*merge, parts.project("projector", result(merge), width, bias=True))
-    return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tower.picture.patches // merged)
+    return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tower.grid.patches // merged)
 
 
 def behind_qwen2_5_tower(section: Section, language: Graph, fmt: Format, *, fused_qkv: bool = True) -> Graph:
@@ -105,7 +110,7 @@ def behind_qwen2_5_tower(section: Section, language: Graph, fmt: Format, *, fuse
 def _merging(section: Section, tower: Tower, language: Graph, fmt: Format, *, out: int, norm: NormKind) -> Graph:
     merged = section.integer("spatial_merge_size", 2) ** 2
     merge = merger(tower.parts(fmt), tower, merged, out, norm=norm)
-    return joined(tower.blocks(fmt, tower.stream), merge, language, tokens=tower.picture.patches // merged)
+    return joined(tower.blocks(fmt, tower.stream), merge, language, tokens=tower.grid.patches // merged)
 
 
 @architecture("qwen2_vl_text", "qwen2_5_vl_text")
@@ -144,7 +149,7 @@ def seeing(config: Section, language: Graph, fmt: Format, *, deep: Sequence[int]
     section = vision(config)
     tower = _qwen3_tower(section)
     parts, merged = tower.parts(fmt), section.integer("spatial_merge_size", 2) ** 2
-    out, tokens = section.integer("out_hidden_size", 3584), tower.picture.patches // merged
+    out, tokens = section.integer("out_hidden_size", 3584), tower.grid.patches // merged
     deep = integers(section, "deepstack_visual_indexes") if "deepstack_visual_indexes" in section else deep
     merge = merger(parts, tower, merged, out, norm=NormKind.LAYER)
     blocks = tower.blocks(fmt, tower.stream)
@@ -169,9 +174,9 @@ def as_qwen2(config: Section, text: Section, fmt: Format) -> Graph:
 
 
 def _patch_grid(section: Section, patch: int, *, unit: int) -> PatchGrid:
-    """The picture, whose sides are multiples of `unit` pixels where the config does not say them."""
+    """The image, whose sides are multiples of `unit` pixels where the config does not say them."""
     section.ignore("spatial_patch_size", "in_chans", "tokens_per_second")
-    return picture(
+    return patch_grid(
         section,
         image=_SIDE // unit * unit,
         patch=patch,
@@ -186,7 +191,7 @@ def _qwen2_tower(section: Section) -> Tower:
     inner = int(hidden * section.number("mlp_ratio", 4))
     mlp = Mlp(inner=inner, act=tower_activation(section, "quick_gelu"), bias=True)
     return Tower(
-        picture=_patch_grid(section, 14, unit=28),
+        grid=_patch_grid(section, 14, unit=28),
         hidden=hidden,
         layers=[_layer(section, hidden, mlp)] * section.count("depth", 32),
     )
@@ -208,7 +213,7 @@ def _qwen2_5_tower(section: Section, *, fused_qkv: bool) -> Tower:
         False: _layer(section, hidden, mlp, mask=local, name="local", fused_qkv=fused_qkv),
     }
     return Tower(
-        picture=grid,
+        grid=grid,
         hidden=hidden,
         norm=NormKind.RMS,
         layers=[kinds[place in full] for place in range(section.count("depth", 32))],
@@ -233,7 +238,7 @@ def _qwen3_tower(section: Section) -> Tower:
         bias=True,
     )
     return Tower(
-        picture=_patch_grid(section, 16, unit=32),
+        grid=_patch_grid(section, 16, unit=32),
         hidden=hidden,
         patch_bias=True,
         positions=section.integer("num_position_embeddings", 2304),
@@ -247,6 +252,6 @@ def _layer(
 ) -> Layer:
     count = section.first("num_heads", "num_attention_heads")
     kv_heads = section.integer("num_key_value_heads", section.integer(count))
-    heads = both_ways(heads_of(section, hidden, count, num_kv_heads=kv_heads))
+    heads = bidirectional(heads_of(section, hidden, count, num_kv_heads=kv_heads))
     heads = replace(heads, mask=mask) if mask else heads
     return layer(heads, mlp, fused_qkv=fused_qkv, rotated=True, name=name)

@@ -1,4 +1,4 @@
-"""RecurrentGemma (Griffin): two layers with a gated linear recurrence for one with windowed attention
+"""RecurrentGemma (Griffin): two layers of gated linear recurrence to one of sliding-window attention
 (arXiv:2404.07839, arXiv:2402.19427).
 """
 

@@ -1,5 +1,5 @@
-"""RetNet: multi-scale retention instead of attention (arXiv:2307.08621), as flash-linear-attention and as torchscale
-and its port to transformers have it.
+"""RetNet: multi-scale retention instead of attention (arXiv:2307.08621), as implemented by flash-linear-attention, and
+by torchscale and its port to transformers.
 
 Of the three forms of retention, which give the same, a prompt takes the chunkwise one, of which the recurrent one is
 the case of a single token; the fields that choose a form are defaults of calls.

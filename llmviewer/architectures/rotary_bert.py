@@ -1,6 +1,6 @@
-"""Encoders that are BERT but for positions, which rotate queries and keys: Nomic BERT (arXiv:2402.01613) and its
-mixture of experts (arXiv:2502.07972), GTE (arXiv:2407.19669), Jina Embeddings v3 (arXiv:2409.10173); EuroBERT is LLaMA
-that sees both ways (arXiv:2503.05500).
+"""BERT-like encoders with rotary positions: Nomic BERT (arXiv:2402.01613) and its mixture of experts
+(arXiv:2502.07972), GTE (arXiv:2407.19669), Jina Embeddings v3 (arXiv:2409.10173); EuroBERT is a bidirectional LLaMA
+(arXiv:2503.05500).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from . import architecture
 from .bert import encoder
 from .blocks.attention import SelfAttention
 from .blocks.decoder import FeedForward, Layer, Residual
-from .blocks.encoder import Encoder, Head, both_ways, task
+from .blocks.encoder import Encoder, Head, bidirectional, task
 from .blocks.feed_forward import BiasedExperts, Mlp
 from .blocks.fields import gated_mlp, grouped_heads, labels_of, require_false
 from .blocks.parts import NormKind, Parts, activation, heads_of
@@ -115,7 +115,7 @@ def build_eurobert(config: Section, fmt: Format) -> Graph:
     """EuroBERT: LLaMA with bidirectional attention."""
     config.ignore(*_EURO_IGNORED.split())
     bias = config.flag("attention_bias", default=False)
-    heads = both_ways(grouped_heads(config))
+    heads = bidirectional(grouped_heads(config))
     mixer = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=bias, o_bias=bias)
     hidden, labels = config.integer("hidden_size"), labels_of(config)
     words = Head(
@@ -144,6 +144,6 @@ def build_eurobert(config: Section, fmt: Format) -> Graph:
 
 
 def _layer(config: Section, network: FeedForward, *, bias: bool) -> Layer:
-    heads = both_ways(heads_of(config))
+    heads = bidirectional(heads_of(config))
     mixer = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=bias, o_bias=bias)
     return Layer(mixer=mixer, feed_forward=network, residual=Residual.POST)

@@ -1,4 +1,4 @@
-"""RWKV-4 to 7: recurrences all the way, no attention (arXiv:2305.13048, arXiv:2404.05892, arXiv:2503.14456).
+"""RWKV-4 to 7: recurrent layers only, no attention (arXiv:2305.13048, arXiv:2404.05892, arXiv:2503.14456).
 
 Configs of RWKV-6 come in two dialects: that of the authors, who give the width of a head, and that of
 flash-linear-attention, which gives the number of heads and the ranks. RWKV-7 has the latter alone.

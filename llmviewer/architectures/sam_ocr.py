@@ -1,8 +1,8 @@
-"""DeepSeek-OCR 2 and GOT-OCR 2.0, which read by the tower of Segment Anything. In the first a small language model
-reads what filters make of its patches, and learned queries after them, which become tokens before a mixture of experts
+"""DeepSeek-OCR 2 and GOT-OCR 2.0, whose vision tower is that of Segment Anything. In the first, a small language model
+processes the compressed patches followed by learned queries, which become tokens before a mixture of experts
 (arXiv:2601.20552).
 
-A picture larger than a tile is read in tiles, and all of it in one that is larger; both have queries of their own.
+An image larger than a tile is read in tiles, and all of it in one that is larger; both have queries of their own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .blocks.moe import (
 from .blocks.parts import HIDDEN, Parts, result, with_rows
 from .blocks.sam import neck, sam_tower
 from .blocks.tiles import closest_grid, picture_size
-from .blocks.tower import Tower, feature_block, joined, language, of_pictures, part, repeated_tower, vision
+from .blocks.tower import Tower, feature_block, image_rows, joined, language, part, repeated_tower, vision
 
 _OVERVIEW_SIDE, _TILE = 1024, 768  # pixels to a side of what is read, by the processor's defaults
 _QUERIES: Final = {_OVERVIEW_SIDE: 256, _TILE: 144}
@@ -72,7 +72,7 @@ def build(config: Section, fmt: Format) -> Graph:
         before = repeated_tower((*read, feature_block("projector", projector, tiles * _QUERIES[_TILE])), "tiles")
         features.insert(0, replace(result(projector), name=before[-1].output))
     tokens, parts = tiles * _QUERIES[_TILE] + _QUERIES[_OVERVIEW_SIDE] + 1, Parts(format=fmt)
-    packed = with_rows(parts.tensor("pack", width), of_pictures(tokens))
+    packed = with_rows(parts.tensor("pack", width), image_rows(tokens))
     separator = (parts.weight("separator", width),)
     pack = Permute(name=packed.name, inputs=tuple(features), outputs=(packed,), weights=separator)
     side_inputs = tuple(block.output for block in before[-1:])
@@ -86,17 +86,17 @@ def _vision_part(
     tower = replace(sam_tower(filled(part(section, "sam_config"), instead={"image_size": side})), tiles=tiles)
     encoder = filled(part(section, "encoder_config"), TEXTS["qwen2"])
     hidden, queries, parts = encoder.integer("hidden_size"), _QUERIES[side], Parts(format=fmt)
-    patches = ceil(tower.picture.height / 4) * ceil(tower.picture.width / 4)
+    patches = ceil(tower.grid.height / 4) * ceil(tower.grid.width / 4)
     filters = _filters(part(section, "sam_config"), tower, fmt, hidden)
     stream = images(patches + queries, tiles)
-    joins = _queried(parts, with_rows(parts.tensor(HIDDEN, hidden), of_pictures(patches, tiles)), queries, tiles)
+    joins = _queried(parts, with_rows(parts.tensor(HIDDEN, hidden), image_rows(patches, tiles)), queries, tiles)
     blocks = (
         *tower.blocks(fmt, tower.stream),
         Block(name="neck", operators=filters, input=HIDDEN, output=result(filters).name, stream=images(patches, tiles)),
         Block(name="queries", operators=joins, input=HIDDEN, output=result(joins).name, stream=stream),
         *stack(parts, _layers(encoder, patches, queries), hidden, stream=stream),
     )
-    every, query_rows = of_pictures(patches + queries, tiles), of_pictures(queries, tiles)
+    every, query_rows = image_rows(patches + queries, tiles), image_rows(queries, tiles)
     norm = parts.norm("encoder_norm", with_rows(parts.tensor(HIDDEN, hidden), every))
     x, out = with_rows(norm.result, query_rows), with_rows(parts.tensor("linear", width), query_rows)
     return blocks, (norm, parts.linear("linear", x, out, bias=True))
@@ -115,7 +115,7 @@ def _queried(parts: Parts, x: Tensor, queries: int, tiles: int) -> tuple[Operato
     """Learned queries after x. Those for squares of another size are held beside them."""
     others = {f"queries_{side}.weight": (n, x.width) for side, n in _QUERIES.items() if n != queries}
     embed = holding(parts.embed("queries", {"queries.weight": queries}, x.width), parts, others)
-    embed = embed.with_tensors(lambda t: with_rows(t, of_pictures(queries, tiles)))
+    embed = embed.with_tensors(lambda t: with_rows(t, image_rows(queries, tiles)))
     out = parts.tensor("sequence", x.width)
     return (embed, Permute(name=out.name, inputs=(x, embed.result), outputs=(out,)))
 
@@ -147,5 +147,5 @@ def build_got(config: Section, fmt: Format) -> Graph:
     parts = tower.parts(fmt)
     filters = neck(section, tower, parts, (2 * section.integer("output_channels", 256), width))
     project = (*filters, parts.project("linear", result(filters), width, bias=True))
-    tokens = ceil(tower.picture.height / 4) * ceil(tower.picture.width / 4)
+    tokens = ceil(tower.grid.height / 4) * ceil(tower.grid.width / 4)
     return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tokens)

@@ -1,6 +1,6 @@
-"""SigLIP: towers for pictures and for texts (arXiv:2303.15343), both of which see all of their input.
+"""SigLIP: bidirectional towers for images and for texts (arXiv:2303.15343).
 
-A learned query pools the patches. Of both together the prompt is the text, and pictures stand beside it; the products
+A learned query pools the patches. Of both together the prompt is the text, and images stand beside it; the products
 of the results are left out.
 """
 
@@ -18,11 +18,11 @@ from ..precision import Format
 from . import architecture
 from .blocks.attention import scored
 from .blocks.class_defaults import TOWERS
-from .blocks.encoder import Encoder, both_ways, holding
+from .blocks.encoder import Encoder, bidirectional, holding
 from .blocks.feed_forward import Mlp
 from .blocks.fields import filled
 from .blocks.parts import HIDDEN, Parts, heads_of, result, with_rows
-from .blocks.tower import Tower, auxiliary_block, layer, picture, tower_activation, vision, vit
+from .blocks.tower import Tower, auxiliary_block, layer, patch_grid, tower_activation, vision, vit
 
 _ACT: Final = "gelu_pytorch_tanh"
 _IGNORED: Final = ("initializer_factor", "projection_dim")
@@ -44,17 +44,17 @@ def build(config: Section, fmt: Format) -> Graph:
     text.ignore(*_IGNORED)
     section = vision(config)
     tower = plain_tower(section)
-    pictures = [
+    images = [
         *tower.blocks(fmt, tower.stream),
         *(replace(b, stream=tower.stream) for b in pooled_head(section, tower, fmt)),
     ]
     *texts, head = _texts(text, fmt)
     scaled = holding(head.operators[0], tower.parts(fmt), {"logit_scale": (1,), "logit_bias": (1,)})
-    return Graph((*(auxiliary_block(b, active=1) for b in pictures), *texts, replace(head, operators=(scaled,))))
+    return Graph((*(auxiliary_block(b, active=1) for b in images), *texts, replace(head, operators=(scaled,))))
 
 
 @architecture("siglip_vision_model")
-def build_pictures(config: Section, fmt: Format) -> Graph:
+def build_vision(config: Section, fmt: Format) -> Graph:
     """SigLIP's image tower alone with its attention-pooling head (SiglipVisionModel)."""
     config.ignore(*_IGNORED)
     tower = plain_tower(config)
@@ -86,7 +86,7 @@ def without_head(config: Section) -> None:
 def plain_tower(config: Section, *, multiple: int = 1) -> Tower:
     """SigLIP tower without the pooling head; `multiple` patches to a side are merged after it."""
     config = filled(config, TOWERS["SiglipVisionConfig"])
-    grid = picture(config, multiple=multiple)
+    grid = patch_grid(config, multiple=multiple)
     return vit(config, grid, _ACT, patch_bias=True, positions=grid.patches, post_norm=True)
 
 
@@ -123,7 +123,7 @@ def _texts(config: Section, fmt: Format) -> list[Block]:
     encoder = Encoder(
         vocab=config.integer("vocab_size"),
         hidden=hidden,
-        layers=[layer(both_ways(heads_of(config)), _mlp(config))] * config.count("num_hidden_layers"),
+        layers=[layer(bidirectional(heads_of(config)), _mlp(config))] * config.count("num_hidden_layers"),
         positions=config.integer("max_position_embeddings"),
         final_norm=True,
     )

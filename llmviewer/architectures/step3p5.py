@@ -1,4 +1,4 @@
-"""Step 3.5: three layers with a window and more heads for one that sees all, gated by head; experts.
+"""Step 3.5: three layers with a sliding window and more heads to one of global attention, gated per head; experts.
 
 Layers of multi-token prediction share embedding and head with the model, as in transformers (MtpModel).
 """

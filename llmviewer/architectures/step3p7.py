@@ -1,4 +1,4 @@
-"""Step 3.7: a tower before Step 3.5. It reads a picture as a square, and once more in tiles where that is too small.
+"""Step 3.7: Step 3.5 with a vision tower, over a thumbnail of the image and over tiles of larger images.
 
 Filters after the layers leave a token for 4 x 4 patches.
 """
@@ -23,8 +23,8 @@ from .blocks.tiles import picture_size
 from .blocks.tower import (
     PatchGrid,
     feature_block,
+    image_rows,
     joined,
-    of_pictures,
     patches_of,
     repeated_tower,
     scaled_layer,
@@ -41,11 +41,11 @@ _TOWER: Final = {  # as transformers.Step3p7VisionConfig has it
 _NAMES: Final = {"width": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"}
 _INTERPOLATION: Final = 8  # OPs to weigh and add four positions, and to add the result
 _TILE: Final = 504  # pixels to a side of a tile
-_MOST_PIXELS: Final = 3024  # to a side of a picture
-_THIN: Final = 32  # pixels to a side of a picture that becomes a square if it is also
+_MOST_PIXELS: Final = 3024  # to a side of an image
+_THIN: Final = 32  # pixels to a side of an image that becomes a square if it is also
 _LENGTH_FACTOR: Final = 4  # times as long as that
-_OBLONG: Final = 1.5  # times as long as wide, from which a picture that a square holds has tiles
-_REST: Final = 0.2  # of a tile, from which what is left of a picture makes one more
+_OBLONG: Final = 1.5  # times as long as wide, from which an image that a square holds has tiles
+_REST: Final = 0.2  # of a tile, from which what is left of an image makes one more
 
 
 @architecture("step3p7")
@@ -73,8 +73,8 @@ def build(config: Section, fmt: Format) -> Graph:
     of_tiles = rows * columns * tile_tokens
     tile_copies = repeated_tower((*tile_blocks, feature_block("projector", tile_project, of_tiles)), "tiles")
     parts = Parts(format=fmt)
-    packed = with_rows(parts.tensor("pack", width), of_pictures(tokens + of_tiles))
-    tiles = with_rows(parts.tensor(tile_copies[-1].output, width), of_pictures(of_tiles))
+    packed = with_rows(parts.tensor("pack", width), image_rows(tokens + of_tiles))
+    tiles = with_rows(parts.tensor(tile_copies[-1].output, width), image_rows(of_tiles))
     pack = Permute(name=packed.name, inputs=(tiles, result(project)), outputs=(packed,))
     return joined(
         (*tile_copies, *blocks),
@@ -115,7 +115,7 @@ def _tower_blocks(
     x = patches_of(tower, parts)
     for index in (1, 2):
         side = ceil(side / 2)
-        rows, out = of_pictures(side**2, tiles), 2 * x.width
+        rows, out = image_rows(side**2, tiles), 2 * x.width
         weights = (
             parts.weight(f"downsample_{index}.weight", out, x.width, 9),
             parts.weight(f"downsample_{index}.bias", out),
@@ -128,7 +128,7 @@ def _tower_blocks(
 
 
 def _tiles(size: tuple[int, int], side: int) -> tuple[int, int]:
-    """Rows and columns of tiles of a picture, by the class's processor; 0 of one that a square of `side` holds."""
+    """Rows and columns of tiles of an image, by the class's processor; 0 of one that a square of `side` holds."""
     if min(size) < _THIN and max(size) > _LENGTH_FACTOR * min(size):
         size = (max(size), max(size))
     if max(size) > _MOST_PIXELS:

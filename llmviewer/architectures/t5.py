@@ -1,4 +1,4 @@
-"""T5, its successors, mT5 and UMT5: encoder and decoder, no biases but learned ones of scores by distance
+"""T5, its successors, mT5 and UMT5: encoder and decoder with relative position biases and no others
 (arXiv:1910.10683).
 
 Version 1.1, Flan and mT5 have a gated MLP and a head of their own. Switch Transformers put experts into every few
@@ -20,7 +20,7 @@ from ..records import frozen
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, FeedForward, Layer
-from .blocks.encoder import CrossAttention, CrossLayer, Encoder, Head, both_ways, pair, task
+from .blocks.encoder import CrossAttention, CrossLayer, Encoder, Head, bidirectional, pair, task
 from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import labels_of, require_false
 from .blocks.parts import NormKind, Parts
@@ -132,7 +132,7 @@ def _built(
     bias_tables: dict[str, tuple[int, ...]] = {} if tables else {TABLE: (buckets, heads.num_heads)}
     ahead, behind = (
         RelativeAttention(attention=SelfAttention(heads=side_heads, alibi=True), buckets=buckets, own=tables)
-        for side_heads in (both_ways(heads), heads)
+        for side_heads in (bidirectional(heads), heads)
     )
     encoder = Encoder(
         vocab=vocab,

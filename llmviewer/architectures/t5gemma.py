@@ -1,5 +1,5 @@
-"""T5Gemma: encoder and decoder of Gemma 2's layers, which may differ in size, each with a table of words of its own
-(arXiv:2504.06225). Layers of the encoder look to both sides, every other one no further than its window.
+"""T5Gemma: encoder and decoder of Gemma 2's layers, which may differ in size, each with a token embedding
+(arXiv:2504.06225). The encoder is bidirectional, with a window in every other layer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.class_defaults import TEXT_CLASSES
 from .blocks.decoder import Decoder, Layer, Residual
-from .blocks.encoder import CrossAttention, CrossLayer, Encoder, both_ways, pair, task
+from .blocks.encoder import CrossAttention, CrossLayer, Encoder, bidirectional, pair, task
 from .blocks.feed_forward import Mlp
 from .blocks.fields import attention, filled, gated_mlp, grouped_heads, sliding_layers, sliding_window
 from .blocks.parts import NormKind
@@ -84,7 +84,7 @@ def _mixers(side: Section, name: str) -> Sequence[tuple[str, SelfAttention]]:
 
 
 def _masked_heads(heads: Heads, window: float, *, ahead: bool) -> Heads:
-    return both_ways(heads, None if window == inf else window) if ahead else replace(heads, mask=Causal(window))
+    return bidirectional(heads, None if window == inf else window) if ahead else replace(heads, mask=Causal(window))
 
 
 def _mlp(side: Section) -> Mlp:

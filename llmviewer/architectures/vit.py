@@ -1,6 +1,6 @@
 """Towers by themselves: ViT (arXiv:2010.11929) and DINOv2 (arXiv:2304.07193).
 
-A sequence is a picture: its patches and the class token. The head is that of the class that `architectures` names.
+A sequence is an image: its patches and the class token. The head is that of the class that `architectures` names.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ..precision import Format
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Layer
-from .blocks.encoder import Head, both_ways, holding, task
+from .blocks.encoder import Head, bidirectional, holding, task
 from .blocks.feed_forward import Mlp
 from .blocks.fields import labels_of
 from .blocks.parts import heads_of
-from .blocks.tower import Tower, picture, scaled_layer, tower_activation, tower_graph
+from .blocks.tower import Tower, patch_grid, scaled_layer, tower_activation, tower_graph
 
 _TASKS: Final = {"ForImageClassification": "classes", "Model": "bare"}
 _IGNORED: Final = """
@@ -61,11 +61,11 @@ def _tower(config: Section, *, image: int, patch: int, inner: int = 3072) -> Tow
     """Defaults are those of the classes in transformers."""
     hidden = config.integer("hidden_size", 768)
     mlp = Mlp(inner=config.integer("intermediate_size", inner), act=tower_activation(config, "gelu"), bias=True)
-    heads = both_ways(heads_of(config, hidden, "num_attention_heads"))
+    heads = bidirectional(heads_of(config, hidden, "num_attention_heads"))
     bias = config.flag("qkv_bias", default=True)
-    grid = picture(config, image=image, patch=patch)
+    grid = patch_grid(config, image=image, patch=patch)
     return Tower(
-        picture=grid,
+        grid=grid,
         hidden=hidden,
         layers=[Layer(mixer=SelfAttention(heads=heads, qkv_bias=bias, o_bias=True), feed_forward=mlp)]
         * config.count("num_hidden_layers", 12),

@@ -1,6 +1,6 @@
-"""Whisper: an encoder of sound behind two convolutions, a decoder that writes what was said (arXiv:2212.04356).
+"""Whisper: an audio encoder behind two convolutions, a decoder that transcribes (arXiv:2212.04356).
 
-A token of the encoder stands for 20 ms: sound comes in frames of 10 ms, and the second convolution takes every other
+A token of the encoder stands for 20 ms: audio comes in frames of 10 ms, and the second convolution takes every other
 one. Speech is padded to 30 s, so that the encoder always reads max_source_positions tokens: a prompt has 1500.
 """
 
@@ -20,7 +20,7 @@ from ..records import frozen
 from . import architecture
 from .blocks.attention import SelfAttention
 from .blocks.decoder import Decoder, Layer
-from .blocks.encoder import CrossAttention, CrossLayer, Encoder, both_ways, mean_pooled, pair, task
+from .blocks.encoder import CrossAttention, CrossLayer, Encoder, bidirectional, mean_pooled, pair, task
 from .blocks.feed_forward import Mlp
 from .blocks.fields import labels_of, require_false
 from .blocks.parts import HIDDEN, NormKind, Parts, activation, heads_of, result, with_rows
@@ -57,7 +57,7 @@ def build(config: Section, fmt: Format) -> Graph:
     encoder_heads, other = (heads_of(config, hidden, f"{side}_attention_heads") for side in ("encoder", "decoder"))
     ahead, behind = (
         KeysWithoutBias(attention=SelfAttention(heads=heads, qkv_bias=True, o_bias=True))
-        for heads in (both_ways(encoder_heads), other)
+        for heads in (bidirectional(encoder_heads), other)
     )
     cross = CrossAttention(heads=other, q_bias=True, v_bias=True, o_bias=True)
     reading, writing = (

@@ -1,4 +1,4 @@
-"""Mixtures of experts, some of whose layers have a window: gpt-oss, Trinity (AFMoE), Flint, Kolibri."""
+"""Mixtures of experts with sliding windows in some layers: gpt-oss, Trinity (AFMoE), Flint, Kolibri."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .llama import sparse_steps
 
 @architecture("gpt_oss")
 def build_gpt_oss(config: Section, fmt: Format) -> Graph:
-    """Every second layer sees 128 tokens, each head has a sink, and everything has biases (arXiv:2508.10925). The
+    """Every second layer attends to 128 tokens, each head has a sink, and everything has biases (arXiv:2508.10925). The
     clamped gate, x sigmoid(1.702 x), counts as SiLU.
     """
     ignore_router_fields(config, "experts_per_token", "initial_context_length", "swiglu_limit", "swiglu_alpha")

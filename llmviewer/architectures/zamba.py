@@ -1,4 +1,4 @@
-"""Zamba and Zamba2: Mamba or Mamba-2 in every layer, and before some a transformer block that layers share
+"""Zamba and Zamba2: Mamba or Mamba-2 in every layer, some preceded by a transformer block with shared weights
 (arXiv:2405.16712, arXiv:2411.15242).
 
 The block sees the layer's input beside the embedding, twice as wide as either; what it makes is added to the input of

@@ -1,6 +1,5 @@
-"""ZAYA1: attention in a narrow space whose queries and keys two filters mix with the tokens before (arXiv:2510.04476),
-experts that a small network chooses, which hears what that of the layer before made, and learned scales on both sides
-of every addition.
+"""ZAYA1: attention in a compressed space with two convolutions over queries and keys (arXiv:2510.04476), experts whose
+router also takes the router state of the layer before, and learned scales on residuals and outputs.
 
 A token that chooses no expert counts as one that chooses some. The residual stream counts in the model's format.
 """

@@ -70,7 +70,7 @@ class LMHead(Linear):
 
 
 class LatentExpansion(Linear):
-    """Expansion of the cached latent into the keys and values that queries see; outputs are keys, then values."""
+    """Expansion of the cached latent into the keys and values that queries attend to; outputs are keys, then values."""
 
     sharding: ClassVar[Sharding] = Sharding.COLUMNS
 

@@ -30,7 +30,7 @@ _ELSEWHERE = re.compile(  # parts of checkpoints without operators of their own 
 class Rule:
     """A scheme for the modules in `names`, or for all matrices but routers and heads; scheme None: not quantized.
 
-    towers  whether "all" includes the layers of encoders of images and sound
+    towers  whether "all" includes the layers of vision and audio encoders
     """
 
     scheme: Scheme | None
@@ -38,7 +38,7 @@ class Rule:
     towers: bool = False
 
     def of_tower(self) -> bool:
-        """Whether the rule is for encoders of images and sound: their modules are known by the entry of the whole."""
+        """Whether the rule is for vision and audio encoders: their modules are known by the entry of the whole."""
         return self.towers or any(_TOWER.search(p) for p in (self.names.patterns if self.names else ()))
 
 

@@ -1,7 +1,7 @@
 """Quantization methods of checkpoints, each with the fields of its quantization_config.
 
 Routers and prediction heads are not quantized unless a config names them, as in serving engines, and encoders of images
-and sound only where transformers itself quantizes, as with bitsandbytes: makers of checkpoints leave them out, and not
+and audio only where transformers itself quantizes, as with bitsandbytes: makers of checkpoints leave them out, and not
 all say so (Kimi K2.5). Not counted, because negligible: the column order of GPTQ (desc_act), and scales of whole
 tensors, rows and channels.
 """

@@ -204,7 +204,7 @@ def _others(
 ) -> list[_StoredMatrix]:
     """Tensors without an operator of their name, as one matrix of all weights that are missing, if sizes agree.
 
-    They are those of encoders of images and sound, whose names are not known, and those of the main network.
+    They are those of vision and audio encoders, whose names are not known, and those of the main network.
     """
     main = {block.name for block in naming.graph.blocks if block.main}
     roots = {name.partition(".")[0] for name in parts}

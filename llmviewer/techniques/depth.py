@@ -10,8 +10,8 @@ from ..devices.hardware import Hardware
 from ..forms import ONE, WHOLE_PASS, pass_fraction, replicas, sampled, thinned
 from ..graph import Block, Graph
 from ..operators.base import RETAINED_ROLES, Operator, Tensor, Weight
+from ..operators.images import Place
 from ..operators.linear import LMHead
-from ..operators.pictures import Place
 from ..records import frozen
 from . import technique
 from ._linears import with_tied_weights

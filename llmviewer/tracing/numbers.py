@@ -164,7 +164,7 @@ class ShapeValues:
         return later
 
     def left(self, mask: Any, rows: int, keys: int) -> tuple[int, int] | None:
-        """(keys before, keys after) its own that a query sees at most under a mask; -1: all.
+        """(keys before, keys after) its own that a query attends to at most under a mask; -1: all.
 
         A mask shows keys where it is True, or no large negative number. None if it is no band or hides nothing.
         """

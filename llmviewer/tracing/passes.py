@@ -250,7 +250,7 @@ def _image_size(module: Any, name: str) -> tuple[int, int, int]:
     size = getattr(config, "image_size", None)
     sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
     if len(sides) != 2 or not all(isinstance(side, int) for side in sides):
-        raise InputError(f"{name}: reads pictures, and its config has no image_size; {_INPUTS_HINT}")
+        raise InputError(f"{name}: reads images, and its config has no image_size; {_INPUTS_HINT}")
     return getattr(config, "num_channels", None) or 3, *sides
 
 

@@ -224,7 +224,7 @@ class Program:
         fitted_bands = [(shape, r.bands()) for shape, r in zip(self.basis.shapes, self.recordings, strict=True)]
         unmatched_paths = set()
         for place, (index, band) in enumerate(zip(products, recording.bands(), strict=True)):
-            # a single token at the end of what is cached sees all of it under a causal mask
+            # a single token at the end of what is cached attends to all of it under a causal mask
             expected_band = (-1, 0) if band is None and self.basis is not UNCACHED else band
             band_pairs = [
                 (bands[place], shape.clipped(expected_band))

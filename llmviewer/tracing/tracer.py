@@ -31,7 +31,7 @@ def trace(
     """The model that `module` computes: a torch.nn.Module on the meta device.
 
     What keeps keys and values is called as transformers calls its causal language models, with input_ids,
-    past_key_values or cache, and use_cache. Anything else runs once over its input: ids of tokens, the pictures that
+    past_key_values or cache, and use_cache. Anything else runs once over its input: ids of tokens, the images that
     its config describes, or what is given.
 
     vocab   how many logits it must have; None takes as many as there are

@@ -31,7 +31,7 @@ CONDITION: Final = "condition"  # embedding of the time that modulates layers
 def prefix(vlm: Graph, mask: Mask | None = None) -> tuple[Block, ...]:
     """The blocks of a vision-language model as the encoder of a prompt, whose head does not run.
 
-    mask  of attention to the prompt; None: all tokens see each other, and keys and values are kept
+    mask  of attention to the prompt; None: all tokens attend to each other, and keys and values are kept
     """
     return tuple(_read_once(block, mask or WholePrompt()) for block in vlm.blocks)
 
@@ -89,7 +89,7 @@ class ActionAttention:
     def _own(
         self, parts: Parts, x: Tensor
     ) -> tuple[tuple[Operator, ...], Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Queries, and keys and values of action tokens if they see each other."""
+        """Queries, and keys and values of action tokens if they attend to each other."""
         heads = self.heads
         q = parts.project("q_proj", x, heads.q_width)
         turned = parts.tensor("q_rope", heads.q_width)

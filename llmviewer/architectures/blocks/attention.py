@@ -134,7 +134,7 @@ class LatentAttention:
     chosen            keys per query, chosen by the indexer of an earlier layer; 0: attention to all keys
     gates             width of a projection of x whose sigmoid scales the result: one per head or per element; 0: none
     sinks             whether every head has a learned logit in the softmax
-    window            keys that a query sees if none are chosen; 0: all
+    window            keys that a query attends to if none are chosen; 0: all
     k_rope_norm       whether the rotated part of keys has a norm before the rotation
     """
 

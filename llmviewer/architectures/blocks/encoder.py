@@ -24,7 +24,7 @@ ENCODED: Final = "encoded"  # name of the output of an encoder
 _TANH_OPS: Final = 1  # of an element, as every special function
 
 
-def both_ways(heads: Heads, reach: float | None = None) -> Heads:
+def bidirectional(heads: Heads, reach: float | None = None) -> Heads:
     """Makes attention of `heads` bidirectional, to at most `reach` tokens on each side if given."""
     return replace(heads, mask=Bidirectional() if reach is None else Bidirectional(reach))
 

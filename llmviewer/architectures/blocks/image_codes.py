@@ -14,7 +14,7 @@ from ...operators.convolution import Conv2d
 from ...operators.masks import Tiled
 from .attention import scored
 from .parts import NormKind, Parts, with_rows
-from .tower import of_pictures
+from .tower import image_rows
 
 _DISTANCE_OPS: Final = 4  # per code: add two sums of squares, subtract the product, compare
 
@@ -34,7 +34,7 @@ class ImageEncoder:
     operators: list[Operator] = field(default_factory=list)
 
     def tensor(self, name: str, width: int) -> Tensor:
-        return with_rows(self.parts.tensor(name, width), of_pictures(self.height * self.width, self.frames))
+        return with_rows(self.parts.tensor(name, width), image_rows(self.height * self.width, self.frames))
 
     def add(self, operator: Operator) -> Tensor:
         self.operators.append(operator)

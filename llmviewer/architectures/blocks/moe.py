@@ -37,7 +37,7 @@ def ignore_router_fields(config: Section, *extra_fields: str) -> None:
 
 
 def language_model(config: Section, key: str = "text_config") -> Section:
-    """The text_config of a model that sees, whose tower for pictures is left out."""
+    """The text_config of a vision-language model whose tower for images is left out."""
     config.ignore(*_MEDIA_FIELDS.split())
     return config.section(key)
 

@@ -14,9 +14,9 @@ from ...operators.attention import Heads
 from ...operators.base import Operator, Role, Tensor, Weight
 from ...operators.elementwise import ACTIVATION_OPS, Activation, Add, Elementwise, Norm
 from ...operators.embedding import Embedding
+from ...operators.images import Patches
 from ...operators.linear import Linear
 from ...operators.masks import CAUSAL, Causal, Mask
-from ...operators.pictures import Patches
 from ...precision import Format
 from ...records import frozen
 
@@ -133,7 +133,7 @@ class Parts:
         return self.linear(name, x, self.tensor(name, width), bias=bias, kind=kind)
 
     def patches(self, name: str, x: Tensor, out: Tensor, tokens: int, *, bias: bool = True) -> Patches:
-        """The Linear over the pixels x of each patch of pictures of which `tokens` follow."""
+        """The Linear over the pixels x of each patch of images of which `tokens` follow."""
         plain = self.linear(name, x, out, bias=bias)
         return Patches(name=name, inputs=plain.inputs, outputs=plain.outputs, weights=plain.weights, tokens=tokens)
 

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 from ...documents import Section
 from ...operators.base import Operator
 from .parts import Parts, result, with_rows
-from .tower import of_pictures
+from .tower import image_rows
 
 Scale: TypeAlias = tuple[int, int, int, int]  # frames, rows and columns of a patch that are one cell, and its channels
 
@@ -20,13 +20,13 @@ _MOST_PLANS: Final = 100_000
 
 
 def fold_layers(parts: Parts, scales: tuple[Scale, ...], patches: int, width: int) -> tuple[Operator, ...]:
-    """The layers between `scales`, over a picture of so many patches; each patch leaves a token of `width`."""
+    """The layers between `scales`, over an image of so many patches; each patch leaves a token of `width`."""
     cells, last = prod(scales[-1][:3]), len(scales) - 2
     x = parts.tensor("pixels", scales[0][3])
     operators: tuple[Operator, ...] = ()
     for index, (before, after) in enumerate(pairwise(scales)):
         folded = prod(after[:3]) // prod(before[:3]) * before[3]
-        rows = of_pictures(patches * cells // prod(after[:3]))
+        rows = image_rows(patches * cells // prod(after[:3]))
         out = with_rows(parts.tensor(f"fold_{index}", width if index == last else after[3]), rows)
         operators = (*operators, parts.linear(out.name, with_rows(parts.tensor(x.name, folded), rows), out))
         if index < last:

@@ -18,9 +18,9 @@ from .attention import scored
 from .decoder import Layer
 from .encoder import stack
 from .parts import Parts, result, with_rows
-from .tower import of_pictures
+from .tower import image_rows
 
-FEATURES = "tower_features"  # what queries look at
+FEATURES = "tower_features"  # what queries attend to
 
 
 @frozen(kw_only=True)
@@ -48,10 +48,10 @@ class Looking:
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         num_keys = self.features + self.queries
         mask: Mask = Tiled(self.attending * num_keys) if self.attending else FixedKeys(num_keys)
-        heads, rows = replace(self.heads, mask=mask), of_pictures(num_keys, self.tiles)
+        heads, rows = replace(self.heads, mask=mask), image_rows(num_keys, self.tiles)
         q = parts.project("cross_q_proj", x, heads.q_width, bias=self.bias)
         before: tuple[Operator, ...] = ()
-        source = with_rows(parts.tensor(FEATURES, self.width), of_pictures(self.features, self.tiles))
+        source = with_rows(parts.tensor(FEATURES, self.width), image_rows(self.features, self.tiles))
         if self.normed:
             before = (parts.norm("context_norm", source),)
             source = result(before)

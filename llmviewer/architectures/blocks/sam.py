@@ -1,7 +1,7 @@
-"""The tower of Segment Anything: patches that see those of their window and in some layers all, by their positions
-relative to each other, and filters after the layers (arXiv:2304.02643, appendix A).
+"""The vision tower of Segment Anything: window attention, global attention in some layers, relative positions, and
+convolutions after the layers (arXiv:2304.02643, appendix A).
 
-A window at the edge of a picture is filled up with patches of nothing, which take part as keys.
+A window at the edge of an image is padded with empty patches, which take part as keys.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from ...documents import Section
 from ...operators.attention import QK
 from ...operators.base import Operator, Tensor
 from ...operators.convolution import Conv2d
+from ...operators.images import RelativePositions
 from ...operators.masks import Tiled
-from ...operators.pictures import RelativePositions
 from ...records import frozen
 from .attention import SelfAttention
 from .class_defaults import TOWERS
 from .decoder import Layer
-from .encoder import both_ways
+from .encoder import bidirectional
 from .feed_forward import Mlp
 from .fields import filled
 from .moe import integers
 from .parts import NormKind, Parts, heads_of, result, with_rows
-from .tower import PatchGrid, Tower, of_pictures, patches_of, picture, tower_activation
+from .tower import PatchGrid, Tower, image_rows, patch_grid, patches_of, tower_activation
 
-_PICTURES: Final = TOWERS["SamVisionConfig"] | {"global_attn_indexes": [2, 5, 8, 11]}
+_IMAGES: Final = TOWERS["SamVisionConfig"] | {"global_attn_indexes": [2, 5, 8, 11]}
 
 
 @frozen(kw_only=True)
 class PlacedAttention:
     """Attention whose scores have biases that queries make of rows and columns between them and a key.
 
-    rows, columns  of patches that a query sees
+    rows, columns  of patches that a query attends to
     """
 
     attention: SelfAttention
@@ -58,15 +58,15 @@ class PlacedAttention:
 
 def sam_tower(config: Section) -> Tower:
     """SAM's image encoder without its neck."""
-    config = filled(config, _PICTURES)
-    hidden, grid = config.integer("hidden_size"), picture(config)
+    config = filled(config, _IMAGES)
+    hidden, grid = config.integer("hidden_size"), patch_grid(config)
     inner = config.integer("mlp_dim", int(hidden * config.number("mlp_ratio", 4)))
     mlp = Mlp(inner=inner, act=tower_activation(config, "gelu"), bias=True)
     window, global_layers = config.integer("window_size", 14, least=0), integers(config, "global_attn_indexes")
     local = Layer(mixer=_attention(config, grid, window), feed_forward=mlp, name="local")
     everywhere = Layer(mixer=_attention(config, grid, 0), feed_forward=mlp, name="global")
     return Tower(
-        picture=grid,
+        grid=grid,
         hidden=hidden,
         layers=[everywhere if n in global_layers else local for n in range(config.count("num_hidden_layers"))],
         patch_bias=True,
@@ -76,7 +76,7 @@ def sam_tower(config: Section) -> Tower:
 
 def _attention(config: Section, grid: PatchGrid, window: int) -> SelfAttention | PlacedAttention:
     """Attention within windows of `window` x `window` patches; 0: among all patches."""
-    heads = both_ways(heads_of(config))
+    heads = bidirectional(heads_of(config))
     if window:
         heads = replace(heads, mask=Tiled(grid.patches * window**2))
     placed = config.flag("use_rel_pos", default=True)
@@ -91,7 +91,7 @@ def neck(config: Section, tower: Tower, parts: Parts, widths: tuple[int, ...]) -
     """Filters after the layers, of one patch and of 3 x 3 with a norm after each, and then of 3 x 3 of every second row
     and column, to each of `widths`.
     """
-    height, width, out = tower.picture.height, tower.picture.width, config.integer("output_channels", 256)
+    height, width, out = tower.grid.height, tower.grid.width, config.integer("output_channels", 256)
     operators: tuple[Operator, ...] = ()
     x = patches_of(tower, parts)
     for name, taps in (("neck_1", 1), ("neck_2", 9)):
@@ -100,7 +100,7 @@ def neck(config: Section, tower: Tower, parts: Parts, widths: tuple[int, ...]) -
         x = result(operators)
     for index, wide in enumerate(widths, start=1):
         height, width = ceil(height / 2), ceil(width / 2)
-        x = with_rows(x, of_pictures(height * width, tower.tiles))
+        x = with_rows(x, image_rows(height * width, tower.tiles))
         operators = (*operators, _filter(parts, f"downsample_{index}", x, wide, taps=9))
         x = result(operators)
     return operators

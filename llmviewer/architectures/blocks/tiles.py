@@ -10,7 +10,7 @@ from typing import Final
 from ...documents import Section
 from .tower import sides
 
-_SIDE: Final = 1024  # pixels of a picture to each side, where a config does not say
+_SIDE: Final = 1024  # pixels of an image to each side, where a config does not say
 
 
 def picture_size(config: Section) -> tuple[int, int]:
@@ -19,7 +19,7 @@ def picture_size(config: Section) -> tuple[int, int]:
 
 
 def best_resolution(size: tuple[int, int], resolutions: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """The one of `resolutions`, height and width, in which most of a picture's pixels are kept, with the least beside
+    """The one of `resolutions`, height and width, in which most of an image's pixels are kept, with the least beside
     them, as select_best_resolution of transformers has it.
     """
 
@@ -32,7 +32,7 @@ def best_resolution(size: tuple[int, int], resolutions: Sequence[tuple[int, int]
 
 
 def closest_grid(size: tuple[int, int], tile: tuple[int, int], *, least: int, most: int) -> tuple[int, int]:
-    """Rows and columns of tiles, `least` to `most` of them, whose shape is nearest to that of a picture; of such the
+    """Rows and columns of tiles, `least` to `most` of them, whose shape is nearest to that of an image; of such the
     largest that covers less than twice its area, as get_optimal_tiled_canvas of transformers has it for InternVL.
     """
     shape, area = size[1] / size[0], size[0] * size[1]
@@ -46,7 +46,7 @@ def closest_grid(size: tuple[int, int], tile: tuple[int, int], *, least: int, mo
 
 
 def best_fit(size: tuple[int, int], tile: tuple[int, int], *, most: int) -> tuple[int, int]:
-    """Rows and columns of the tiles, `most` at most, into which a picture fits with the least room to spare, or, where
+    """Rows and columns of the tiles, `most` at most, into which an image fits with the least room to spare, or, where
     it fits none, is shrunk least; of such the fewest, as get_best_fit of transformers has it for Llama 4.
     """
 
@@ -61,7 +61,7 @@ def best_fit(size: tuple[int, int], tile: tuple[int, int], *, most: int) -> tupl
 
 
 def longest_side(size: tuple[int, int], tile: tuple[int, int], tiles: int) -> tuple[int, int]:
-    """Rows and columns of the tiles of a picture whose longer side is brought to `tiles` of them, as the processor of
+    """Rows and columns of the tiles of an image whose longer side is brought to `tiles` of them, as the processor of
     Idefics3 has it: the shorter side is brought to an even number of pixels, and then to whole tiles.
     """
     if size[0] > size[1]:
@@ -72,7 +72,7 @@ def longest_side(size: tuple[int, int], tile: tuple[int, int], tiles: int) -> tu
 
 
 def nearest_slices(size: tuple[int, int], side: int, *, most: int) -> tuple[int, int]:
-    """Rows and columns of slices, about as many as there are `side` x `side` pixels in a picture, in the shape nearest
+    """Rows and columns of slices, about as many as there are `side` x `side` pixels in an image, in the shape nearest
     to its own, as get_sliced_grid of transformers has it for MiniCPM-V; 1, 1 where it is not cut.
     """
     target_slices = min(ceil(size[0] * size[1] / side**2), most)

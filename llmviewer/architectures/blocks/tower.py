@@ -17,15 +17,15 @@ from ...graph import Block, Graph
 from ...operators.attention import Heads
 from ...operators.base import Operator, Tensor, Weight
 from ...operators.elementwise import Add, Elementwise
+from ...operators.images import Patches, Place
 from ...operators.linear import Linear
-from ...operators.pictures import Patches, Place
 from ...precision import Format
 from ...records import frozen
 from .. import builder
 from .attention import SelfAttention
 from .class_defaults import TEXTS
 from .decoder import FeedForward, Layer, Mixer
-from .encoder import Head, both_ways, holding, leaving, stack
+from .encoder import Head, bidirectional, holding, leaving, stack
 from .feed_forward import Mlp
 from .fields import filled
 from .moe import language_model
@@ -56,7 +56,7 @@ class PatchGrid:
 class Tower:
     """A vision tower: patches, learned tokens and positions, layers, norms.
 
-    picture       the image, or one tile of it
+    grid          patches of the image, or of one tile of it
     learned       learned tokens beside the patches, such as a class token
     positions     rows of the table of learned positions; 0: none
     position_ops  OPs per element to compute and add positions; more than one if the table is interpolated
@@ -66,7 +66,7 @@ class Tower:
                   None: all layers, and the norm
     """
 
-    picture: PatchGrid
+    grid: PatchGrid
     hidden: int
     layers: Sequence[Layer]
     norm: NormKind = NormKind.LAYER
@@ -83,7 +83,7 @@ class Tower:
     @property
     def tokens(self) -> int:
         """Tokens of one image or tile, including learned ones."""
-        return self.picture.patches + self.learned
+        return self.grid.patches + self.learned
 
     @property
     def stream(self) -> Stream:
@@ -128,7 +128,7 @@ class Tower:
 
     def _patches(self, parts: Parts) -> Patches:
         rows = TOKENS + self.learned * -1 * SEQUENCES
-        x, out = with_rows(parts.tensor("pixels", self.picture.pixels), rows), parts.tensor("patch_embed", self.hidden)
+        x, out = with_rows(parts.tensor("pixels", self.grid.pixels), rows), parts.tensor("patch_embed", self.hidden)
         return parts.patches(out.name, x, with_rows(out, rows), self.tokens, bias=self.patch_bias)
 
 
@@ -196,7 +196,7 @@ def vit(
     rotated: bool = False,
     **options: Any,
 ) -> Tower:
-    """A tower of equal layers, which the config describes by the usual names, for such pictures.
+    """A tower of equal layers, which the config describes by the usual names, for such images.
 
     act            what the class has where the config does not say
     layers, inner  in the place of num_hidden_layers and intermediate_size
@@ -209,10 +209,10 @@ def vit(
         gated=gated,
         bias=mlp_bias,
     )
-    heads = both_ways(heads_of(section, num_kv_heads=kv_heads))
+    heads = bidirectional(heads_of(section, num_kv_heads=kv_heads))
     one = layer(heads, mlp, qkv_bias=qkv_bias, o_bias=o_bias, fused_qkv=fused_qkv, rotated=rotated)
     count = section.count("num_hidden_layers") if layers is None else layers
-    return Tower(picture=grid, hidden=section.integer("hidden_size"), layers=[one] * count, **options)
+    return Tower(grid=grid, hidden=section.integer("hidden_size"), layers=[one] * count, **options)
 
 
 def tower_activation(config: Section, default: str, key: str = "hidden_act") -> str:
@@ -234,7 +234,7 @@ def sides(config: Section, key: str, default: int | None = None) -> tuple[int, i
     return valid_sides[0], valid_sides[1]
 
 
-def picture(
+def patch_grid(
     config: Section,
     *,
     image: int | None = None,
@@ -243,12 +243,12 @@ def picture(
     frames: int = 1,
     multiple: int = 1,
 ) -> PatchGrid:
-    """The picture that image_size and patch_size describe; `image` and `patch` are what the class has.
+    """The image that image_size and patch_size describe; `image` and `patch` are what the class has.
 
-    frames    pictures that a patch is cut through, of a film
+    frames    images that a patch is cut through, of a video
     multiple  patches that are merged to a side, of which there must be a whole number
 
-    Raises InputError where a picture is smaller than a patch, or has no whole number of what is merged.
+    Raises InputError where an image is smaller than a patch, or has no whole number of what is merged.
     """
     (height, width), (tall, wide) = sides(config, "image_size", image), sides(config, "patch_size", patch)
     if height < tall * multiple or width < wide * multiple:
@@ -281,7 +281,7 @@ def layers_run(config: Section, key: str, layers: int, default: int) -> tuple[in
 
 
 def vision(config: Section) -> Section:
-    """The vision_config of a model that sees."""
+    """The vision_config of a vision-language model."""
     section = config.section("vision_config")
     section.ignore(*_IGNORED_FIELDS.split())
     return section
@@ -314,11 +314,11 @@ def tied_of(config: Section, text: Section) -> bool:
 
 def patches_of(tower: Tower, parts: Parts) -> Tensor:
     """Patch features of a tower, as input of a block with fewer tokens per image."""
-    return with_rows(parts.tensor(HIDDEN, tower.hidden), of_pictures(tower.picture.patches, tower.tiles))
+    return with_rows(parts.tensor(HIDDEN, tower.hidden), image_rows(tower.grid.patches, tower.tiles))
 
 
-def of_pictures(count: int, tiles: int = 1) -> Form:
-    """`count` rows for each picture, or for each of its tiles."""
+def image_rows(count: int, tiles: int = 1) -> Form:
+    """`count` rows for each image, or for each of its tiles."""
     return TOKENS.on(images(count, tiles))
 
 
@@ -375,26 +375,26 @@ def joined(
     of a model with an encoder is what the encoder reads.
 
     blocks     of the tower, which is called `name`
-    tokens     that one picture puts into the prompt
+    tokens     that one image puts into the prompt
     projected  those that are projected, where the last of `project` leaves others
     deep       each makes features that are added after one of the first layers (arXiv:2406.04334)
     given      what `project` reads besides the tower's result
     """
     project_block = replace(feature_block("projector", project, projected or tokens), side_inputs=side_inputs)
-    features = with_rows(result(project_block.operators), of_pictures(tokens))
+    features = with_rows(result(project_block.operators), image_rows(tokens))
     after = [
         _placed(b, features, adds=False) if not b.input and b.stream != TARGET else _reading_image_prompt(b, language)
         for b in language.blocks
     ]
     for place, block in enumerate(deep):
-        added = with_rows(result(block.operators), of_pictures(tokens))
+        added = with_rows(result(block.operators), image_rows(tokens))
         after = [piece for one in after for piece in _deepened(one, place, added)]
     before = (auxiliary_block(block, name=name) for block in (*blocks, project_block, *deep))
     return Graph((*before, *after), language.prediction)
 
 
 def repeated_tower(blocks: Sequence[Block], name: str) -> tuple[Block, ...]:
-    """`blocks` once more, on pictures of another size: they read the same weights. The last leaves `name`_features."""
+    """`blocks` once more, on images of another size: they read the same weights. The last leaves `name`_features."""
     named = (replace(block, name=f"{name}_{block.name}") for block in blocks)
     *before, last = (block.map(lambda op: op.with_weights(reused_weight)) for block in named)
     left = f"{name}_features"
@@ -432,7 +432,7 @@ def auxiliary_block(block: Block, *, active: float = 0, name: str = "vision") ->
 
 
 def _placed(block: Block, features: Tensor, *, adds: bool) -> Block:
-    """`block` with features of pictures brought to the tokens that it leaves."""
+    """`block` with features of images brought to the tokens that it leaves."""
     left = next(t for op in reversed(block.operators) for t in op.outputs if t.name == block.output)
     out = replace(left, name=_IMAGE_PROMPT)
     place = Place(name="place_images", inputs=(left, features), outputs=(out,), adds=adds)
@@ -441,7 +441,7 @@ def _placed(block: Block, features: Tensor, *, adds: bool) -> Block:
 
 
 def _reading_image_prompt(block: Block, language: Graph) -> Block:
-    """`block`, which is given the prompt with pictures in it, where it was given the prompt."""
+    """`block`, which is given the prompt with images in it, where it was given the prompt."""
     prompts = {first.output for first in language.blocks if not first.input}.intersection(block.side_inputs)
     if not prompts:
         return block

@@ -340,7 +340,7 @@ def check_images(model: Model, *, prompt: int, images: int) -> None:
     if images and not model.has_tower:
         raise InputError(f"images must be 0: {model.name} has no vision tower; got {images}")
     if prompt < images * model.image_tokens:
-        each = f"the {model.image_tokens} tokens of each of {images} images for {model.name}"
+        each = f"the {model.image_tokens} tokens of each of {images} images of {model.name}"
         raise InputError(f"prompt must be at least {images * model.image_tokens}, {each}; got {prompt}")
 
 

@@ -165,7 +165,7 @@ def test_a_language_model_of_bert_keeps_its_head(read):
 
 @pytest.mark.parametrize("name", ["gemma-4-e2b", "deepseek-v2-lite", "qwen3-next-80b-a3b", "gemma-3-4b", "bamba-9b"])
 def test_headless_models_of_every_kind_run_one_pass(tmp_path, name):
-    """Borrowed keys, latents, states and pictures: analyzed on one device and on two."""
+    """Borrowed keys, latents, states and images: analyzed on one device and on two."""
     path = tmp_path / "config.json"
     config = read_yaml(data_dir("models") / f"{name}.yaml").data["config"]
     path.write_text(json.dumps({**config, "architectures": ["SomethingModel"]}))

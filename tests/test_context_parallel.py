@@ -39,7 +39,7 @@ def _launches(graph) -> Counter[str]:
 
 
 def _shared_ops(graph, workload) -> float:
-    """OPs of what ranks share out: not the head, expansions of latents and towers for pictures."""
+    """OPs of what ranks share out: not the head, expansions of latents and towers for images."""
     return sum(
         block.repeat * float(evaluate(op.work().ops.on(block.stream), workload))
         for block, op in graph

@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision, whose cross-attention looks at pictures in each pass: against torch's flop counter on the class of
+"""Llama 3.2 Vision, whose cross-attention looks at images in each pass: against torch's flop counter on the class of
 transformers (oracle/towers.json), and by hand.
 """
 
@@ -28,7 +28,7 @@ from llmviewer.workload import Workload
 from .strategies import built
 
 NAME = "llama-3.2-11b-vision"
-SEEN = 4 * 1601  # tokens of a picture
+SEEN = 4 * 1601  # tokens of an image
 CROSSING = json.loads((Path(__file__).parent / "oracle" / "towers.json").read_text(encoding="utf-8"))["models"][NAME][
     "crossing"
 ]
@@ -62,7 +62,7 @@ def _counted(w):
 
 @pytest.mark.parametrize("case", CROSSING)
 def test_ops_of_the_language_model_equal_torchs_to_the_digit(case):
-    asked = {"batch": case["batch"], "images": case["pictures"]}
+    asked = {"batch": case["batch"], "images": case["images"]}
     decodes = case["q_len"] == 1
     prompt = case["kv_len"] - decodes
     w = (
@@ -83,7 +83,7 @@ def test_parameters_are_those_that_hugging_face_says_of_the_checkpoint():
 
 def test_counts_of_a_small_one_by_hand():
     """Four tiles of 2 x 2 patches and a token of their own, brought from 5 to 8 tokens each; two of three layers attend
-    to text, one of them to the 20 tokens of each picture.
+    to text, one of them to the 20 tokens of each image.
     """
     graph = _graph()
     w = Workload.prefill(batch=1, prompt=7, images=2)

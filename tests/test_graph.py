@@ -110,7 +110,7 @@ def test_blocks_hand_on_a_stream_of_one_width(name):
     blocks = load_model(name).graph.blocks
     given = {name for block in blocks for name in block.side_inputs}
     for before, after in itertools.pairwise(block for block in blocks if block.output not in given):
-        if after.input in ("", "pixels") or not before.main:  # an embedding of tokens or pictures; a tower's result
+        if after.input in ("", "pixels") or not before.main:  # an embedding of tokens or images; a tower's result
             continue
         left = {t.name: t.width for op in before.operators for t in op.outputs}[before.output]
         read = {t.width for op in after.operators for t in op.inputs if t.name == after.input}

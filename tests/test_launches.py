@@ -812,7 +812,7 @@ def test_kernels_for_few_rows_are_not_slower_than_those_for_more_where_they_were
 @pytest.mark.parametrize(
     ("model", "asked"),
     [
-        ("vit-huge", {"quant": "W8A8", "library": "trtllm", "prompt": 1, "batch": 16}),  # a token of no picture
+        ("vit-huge", {"quant": "W8A8", "library": "trtllm", "prompt": 1, "batch": 16}),  # a token of no image
         ("glm-5.2", {"library": "trtllm", "prompt": 128, "layout": "tp=8", "gen": 2, "expert_skew": 2}),
         ("kimi-linear-48b-a3b", {"library": "sglang", "techniques": ["mixture-of-depths:share=0.01,every=1"]}),
     ],

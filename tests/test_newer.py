@@ -111,7 +111,7 @@ def test_the_first_of_every_four_layers_of_granite_has_no_window():
 
 
 def test_four_patches_become_a_token_through_a_gate():
-    """A picture of 4 x 4 patches of 24 numbers each: 48 made of 96, 24 gated, 64 of the text."""
+    """An image of 4 x 4 patches of 24 numbers each: 48 made of 96, 24 gated, 64 of the text."""
     prompt = Workload.prefill(batch=1, prompt=9, images=1)
     ops = _layer(_graph("cohere2_vision"), "vision_projector", prompt)
     assert ops == {"vision_linear_1": 4 * 2 * 96 * 48, "vision_projector_act": 4 * 24 * 5,

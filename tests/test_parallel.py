@@ -306,7 +306,7 @@ def test_what_ranks_have_sums_to_the_whole_and_to_what_is_copied(name):
 def _is_a_part(whole, part, tp, *, copies, streams):
     """Each rank does the whole of an operator, its even part, or more than that where groups of heads are copied.
 
-    streams  those of the two blocks: a step has the tokens that they let through, which are none of a tower's pictures
+    streams  those of the two blocks: a step has the tokens that they let through, which are none of a tower's images
     """
     step = Workload.decode(batch=2, kv_len=500, prompt=100)
     amounts = [[float(evaluate(op.work().ops, Workload.prefill(batch=2, prompt=300))) for op in (whole, part)]]

@@ -1,5 +1,5 @@
 """Models that see and do not ship: parameters as transformers counts them of small configs, OPs of towers and
-projectors as torch's flop counter has them when the classes run on a picture, and what a picture puts into the prompt.
+projectors as torch's flop counter has them when the classes run on an image, and what an image puts into the prompt.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ CONFIGS = {
         "picture_size": 64, "tile_size": 64, "min_image_tokens": 1, "max_image_tokens": 16,
     },
 }  # fmt: skip
-COUNTED = {  # parameters, tokens of a picture, and OPs of convolutions, of products with weights, and of attention
+COUNTED = {  # parameters, tokens of an image, and OPs of convolutions, of products with weights, and of attention
     "phi4_multimodal": (459360, 125, (202309632, 13837312, 8300544)),
     "ernie4_5_vl_moe": (334352, 24, (884736, 4939776, 2654208)),
     "cohere_compass": (260840, 24, (1769472, 4644864, 2654208)),
@@ -439,7 +439,7 @@ def test_tiles_of_deepseek_ocr_2_are_read_by_the_same_weights(size, tokens):
     ],
 )
 def test_crops_of_molmo2_overlap(size, crops, tokens):
-    """As many as the processor of transformers makes, besides all of the picture."""
+    """As many as the processor of transformers makes, besides all of the image."""
     tower = TOWER | {"image_size": [378, 378], "patch_size": 14, "num_hidden_layers": 25}
     graph = _graph("molmo2", picture_size=size, vision_config=tower)
     w = Workload.prefill(batch=1, prompt=5000, images=1)
@@ -526,7 +526,7 @@ def test_pieces_of_sound_are_asked_for_as_pictures_are(tmp_path):
     assert two.phases.decode == none.phases.decode
     what = "text only: to count audio clips of 30 s and their encoder, give --images"
     assert none.notes == (f"{what}; each adds 750 tokens to the prompt",)
-    with pytest.raises(InputError, match=r"^prompt must be at least 1500, the 750 tokens of each of 2 pictures of "):
+    with pytest.raises(InputError, match=r"^prompt must be at least 1500, the 750 tokens of each of 2 images of "):
         analyze(str(tmp_path), "h100-sxm", prompt=1400, images=2)
 
 
@@ -544,7 +544,7 @@ def test_pieces_of_sound_are_asked_for_as_pictures_are(tmp_path):
         ("voxtral", {"audio_config": CONFIGS["voxtral"]["audio_config"] | {"intermediate_size": 50}},
          "audio_config.intermediate_size: must be a width that 20 tokens of 12 can be put into"),
         ("ernie4_5_vl_moe", {"text_config": TEXT | {"moe_intermediate_size": [24], "moe_num_experts": 8}},
-         "text_config.moe_intermediate_size: must be the widths of experts for text and for pictures; got [24]"),
+         "text_config.moe_intermediate_size: must be the widths of experts for text and for images; got [24]"),
         ("lfm2_vl", {"vision_config": TOWER},
          "vision_config.vision_use_head: must be false beside a language model; got true"),
         ("muse_glimmer", {"audio_config": {"hidden_sizes": [16, 24]}},

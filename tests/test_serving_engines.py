@@ -110,7 +110,7 @@ def test_the_steps_of_an_engine_are_those_expected_and_what_it_adds(name):
 @pytest.mark.parametrize("model", first_fast(["llama-2-7b", "llava-1.5-7b"], "every engine", 2))
 @pytest.mark.parametrize("technique", ["", "early-exit", "mixture-of-depths:share=0.3"])
 def test_the_host_of_a_served_step_launches_what_is_run(model, technique):
-    """Not layers that tokens skip, nor a tower where there are no pictures, but for one launch to put them in place."""
+    """Not layers that tokens skip, nor a tower where there are no images, but for one launch to put them in place."""
     asked = {"engine": "huggingface", "techniques": (technique,) if technique else ()}
     steps = Steps(Setting.of(model, DEVICE, **asked), expected=True)
     for batch in (1, 4):

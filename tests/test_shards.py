@@ -367,7 +367,7 @@ def test_settings_that_cannot_run_are_listed_and_the_rest_goes_on(tmp_path, shar
         ["t4", "p100-sxm2"],
         ["", "tp=3"],
     )
-    numbers = {"batch": [1, 2], "prompt": [64, 512], "gen": [2, 4], "images": [0, 1]}  # a picture takes 256 tokens
+    numbers = {"batch": [1, 2], "prompt": [64, 512], "gen": [2, 4], "images": [0, 1]}  # an image takes 256 tokens
     for images in ([0], [0, 1]):
         over = {**numbers, "images": images, "layout": layouts}
         folder = tmp_path / str(len(images))

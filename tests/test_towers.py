@@ -1,5 +1,5 @@
-"""Towers for pictures, by themselves and before a language model, against torch's flop counter on the models of
-transformers (oracle/towers.json, made by make_towers.py) and against published counts; pictures in a prompt.
+"""Towers for images, by themselves and before a language model, against torch's flop counter on the models of
+transformers (oracle/towers.json, made by make_towers.py) and against published counts; images in a prompt.
 
 Two conventions differ. The counter runs the layers of LLaVA's tower whose result nobody reads, which are held and not
 run here. It takes causal attention of texts (CLIP) over all query-key cells, where a mask leaves pairs.
@@ -104,7 +104,7 @@ def _counted(blocks, w, *, cells=False, stream=None):
 
 @for_each("name, case", CASES)
 def test_ops_of_a_tower_equal_torchs_to_the_digit(name, case):
-    model, pictures = load_model(name), case["pictures"]
+    model, pictures = load_model(name), case["images"]
     if model.image_input_tokens:
         blocks, w = model.graph.blocks, Workload.prefill(batch=pictures, prompt=model.image_input_tokens)
     else:
@@ -114,7 +114,7 @@ def test_ops_of_a_tower_equal_torchs_to_the_digit(name, case):
     (seen,) = {block.stream for block in blocks for op in block.operators if isinstance(op, Patches)}
     unused = _counted([block for block in blocks if block.stream == images(0)], w, stream=seen)
     theirs = {kind: case[kind] for kind in ours}
-    if name.startswith(("llama-4", "glm")):  # unfold the picture and take a linear; merge patches by a convolution
+    if name.startswith(("llama-4", "glm")):  # unfold the image and take a linear; merge patches by a convolution
         both = theirs["patches"] + theirs["weights"]
         theirs |= {"patches": ours["patches"], "weights": both - ours["patches"]}
     assert {kind: ours[kind] + unused[kind] for kind in ours} == theirs
@@ -219,7 +219,7 @@ def test_a_picture_of_another_size_is_other_tiles_and_tokens(name, size, tiles, 
 
 
 def _patches(config):
-    """Patches of a tile, or of a picture that is none."""
+    """Patches of a tile, or of an image that is none."""
     section = config.section("vision_config")
     if config.text("model_type").startswith("glm"):
         height, width = config.data["picture_size"]
@@ -297,7 +297,7 @@ def test_memory_has_the_tower_always_and_what_it_works_on_where_there_are_pictur
 
 
 def test_what_a_tower_works_on_is_alive_beside_nothing_else():
-    """The MLP of LLaVA's tower is narrower than that of its language model, but 100 pictures are 57700 tokens."""
+    """The MLP of LLaVA's tower is narrower than that of its language model, but 100 images are 57700 tokens."""
     footprint = Setting.of("llava-1.5-7b", "h200-sxm").footprint
     mlp = 577 * (1024 + 4096 + 4096) * 2  # hidden states, what goes into the activation and what comes out
     few, many = (footprint.parts(batch=1, prompt=1, gen=1, images=n)[2] for n in (100, 101))
@@ -461,7 +461,7 @@ def test_a_config_without_a_tower_is_the_language_model():
         ("llama-2-7b", {"images": 1}, "images must be 0: llama-2-7b has no vision tower; got 1"),
         ("llava-1.5-7b", {"images": -1}, "images must be a whole number of at least 0; got -1"),
         ("llava-1.5-7b", {"images": 2, "prompt": 1151},
-         "prompt must be at least 1152, the 576 tokens of each of 2 images for llava-1.5-7b; got 1151"),
+         "prompt must be at least 1152, the 576 tokens of each of 2 images of llava-1.5-7b; got 1151"),
     ],
 )  # fmt: skip
 def test_pictures_that_cannot_be_are_refused(name, asked, message):

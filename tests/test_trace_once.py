@@ -177,7 +177,7 @@ REFUSED = {
     "xlm": "xlm: the module itself: .item(), or an `if` on a tensor, needs the values of a tensor, and a trace has "
     "only shapes; make what it decides a constant, or describe the model in a YAML file",
     "wav2vec2": "wav2vec2: reads input_values, and its shape is not known; let the callable return (module, inputs)",
-    "resnet": "resnet: reads pictures, and its config has no image_size; let the callable return (module, inputs)",
+    "resnet": "resnet: reads images, and its config has no image_size; let the callable return (module, inputs)",
     "canine": "canine: forward must run as forward(input_ids); it raised RuntimeError: max_pool1d() Invalid computed "
     "output size: 0; for another input let the callable return (module, inputs)",
 }

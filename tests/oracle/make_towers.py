@@ -2,15 +2,15 @@
 towers.json.
 
 For each model of `MODELS` the `config` of `models/NAME.yaml` is built by transformers on the meta device (shapes only,
-no weights), and its tower and projector are run on pictures under `torch.utils.flop_counter.FlopCounterMode`. The
+no weights), and its tower and projector are run on images under `torch.utils.flop_counter.FlopCounterMode`. The
 numbers come from the executed aten operators, so they share no formula with the package; tests compare its operator
 graph with the committed JSON and need neither torch nor transformers.
 
 A multiply-accumulate is 2 FLOPs. Convolutions (the patches), products with weights and products of attention are kept
-apart. Pictures are of the size that the config says, of SIDES where the model takes any, and of PIXELS where it cuts
+apart. Images are of the size that the config says, of SIDES where the model takes any, and of PIXELS where it cuts
 them into tiles. A tower for texts runs on sequences of TEXT tokens. All layers of a tower are run, also those whose
-result is not used (LLaVA). Of a language model that looks at pictures from layers of its own (Llama 3.2 Vision) a
-prefill and a decode step are counted too, by module, with pictures and without.
+result is not used (LLaVA). Of a language model that looks at images from layers of its own (Llama 3.2 Vision) a
+prefill and a decode step are counted too, by module, with images and without.
 
     python tests/oracle/make_towers.py           rewrite towers.json
     python tests/oracle/make_towers.py --check   exit 1 with one line for each difference from towers.json
@@ -94,7 +94,7 @@ SIDES: Final = {
     "kimi_k25": 72,
     "glm4v_moe": 72,
 }  # patches to a side
-PIXELS: Final = (1024, 1024)  # of a picture that is cut into tiles
+PIXELS: Final = (1024, 1024)  # of an image that is cut into tiles
 TILES: Final = {  # which the processors make of it, and one of all of it
     "internvl": 3 * 3 + 1,
     "idefics3": 4 * 4 + 1,
@@ -188,7 +188,7 @@ def tower_of(model: PreTrainedModel, fields: dict[str, Any]) -> Callable[[int], 
 
 
 def pictures_of(vision: dict[str, Any], shape: tuple[int, int], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """As many pictures of all tiles as `shape` says of each sequence, which shape their tiles have, and their mask."""
+    """As many images of all tiles as `shape` says of each sequence, which shape their tiles have, and their mask."""
     tiles, side = vision["max_num_tiles"], vision["image_size"]
     pixels = torch.empty((*shape, tiles, 3, side, side), device="meta", dtype=dtype)
     shapes = torch.zeros(shape, device="meta", dtype=torch.long)
@@ -196,7 +196,7 @@ def pictures_of(vision: dict[str, Any], shape: tuple[int, int], dtype: torch.dty
 
 
 def crossing(model: PreTrainedModel, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A prefill and a step after it, of a language model that looks at pictures, without the tower."""
+    """A prefill and a step after it, of a language model that looks at images, without the tower."""
     vision, text = fields["vision_config"], fields["text_config"]
     dtype, width = next(model.parameters()).dtype, text["hidden_size"]
     each = vision["max_num_tiles"] * ((vision["image_size"] // vision["patch_size"]) ** 2 + 1)
@@ -207,12 +207,12 @@ def crossing(model: PreTrainedModel, fields: dict[str, Any]) -> Iterator[dict[st
         for new, states in ((tokens[:, :-1], features), (tokens[:, -1:], None)):
             with torch.no_grad(), FlopCounterMode(display=False) as counter:
                 model(new, cross_attention_states=states, past_key_values=cache, use_cache=True)
-            case = {"batch": batch, "pictures": pictures, "q_len": new.shape[1], "kv_len": TEXT + (new.shape[1] == 1)}
+            case = {"batch": batch, "images": pictures, "q_len": new.shape[1], "kv_len": TEXT + (new.shape[1] == 1)}
             yield {**case, "by_module": own_flops(counter)}
 
 
 def tiles_of(fields: dict[str, Any]) -> int:
-    """Tiles that a picture of PIXELS is cut into."""
+    """Tiles that an image of PIXELS is cut into."""
     if fields["model_type"] == "llava_next":
         side = fields["vision_config"]["image_size"]
         return image_size_to_num_patches(PIXELS, fields["image_grid_pinpoints"], side)
@@ -236,8 +236,8 @@ def count(name: str) -> dict[str, Any]:
     if fields["model_type"] == "kimi_k25":
         return found
     see = tower_of(model, fields)
-    together = fields["model_type"] == "mistral3"  # whose pictures are one sequence under a mask of blocks
-    found["cases"] = [{"pictures": n, **counted(lambda n=n: see(n))} for n in ((1,) if together else (1, 2))]
+    together = fields["model_type"] == "mistral3"  # whose images are one sequence under a mask of blocks
+    found["cases"] = [{"images": n, **counted(lambda n=n: see(n))} for n in ((1,) if together else (1, 2))]
     if fields["model_type"] == "mllama":
         found["crossing"] = list(crossing(model, fields))
     if fields["model_type"] in ("clip", "siglip"):

@@ -183,7 +183,7 @@ EVIDENCE: Final = (
         theirs="2.52 tokens per pass, 2.04x", source=_TABLE_5, model="llama-13b",
     ),
     Evidence(
-        id="Q-S4-12", technique="eagle:tau=3.47", ours=_decoding, words=_FASTER, measured=2.77, most=3.47,
+        id="Q-S4-12", technique="eagle:version=1,tau=3.47", ours=_decoding, words=_FASTER, measured=2.77, most=3.47,
         theirs="3.47 tokens per pass, 2.77x", source=_TABLE_5, model="llama-13b",
     ),
     Evidence(

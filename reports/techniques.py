@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields, replace
 from typing import Any, Final
 
 from llmviewer.analyzing.effect import changes
 from llmviewer.parameters import Parameter
 from llmviewer.setting import Setting
-from llmviewer.techniques import Technique, declaration
+from llmviewer.techniques import Technique, aliases, declaration
 
 from .evidence import EVIDENCE
 
@@ -50,8 +50,9 @@ overheads such as looking up block tables, choosing what to evict or drawing sam
 counts them.
 
 "Source" names where a formula or number can be found. Default tokens per pass are from arXiv:2404.14294, table 5 (read
-in the paper), and arXiv:2412.19437 (from a quotation). Section numbers and other defaults, also those marked
-"recalled", are from memory of the papers and were not checked against them.
+in the paper), and from quotations of arXiv:2412.19437, arXiv:2406.16858 and the model card that `eagle` names. Section
+numbers and other defaults, also those marked "recalled", are from memory of the papers and were not checked against
+them.
 
 `llmviewer techniques -o docs/techniques.md` generates this page from the descriptions in `llmviewer/techniques/`.
 """
@@ -287,7 +288,13 @@ def _sections(technique: type[Technique]) -> list[tuple[str, str]]:
 
 
 def _parameters(technique: type[Technique]) -> list[tuple[str, Any, Parameter]]:
-    return [(f.name, f.default, declaration(f)) for f in fields(technique)]
+    def described(f: Field[Any]) -> Parameter:
+        names = aliases(f)
+        return replace(
+            declaration(f), about=f"{declaration(f).about}; also {', '.join(names)}" if names else declaration(f).about
+        )
+
+    return [(f.name, f.default, described(f)) for f in fields(technique)]
 
 
 def _parameter(default: Any, parameter: Parameter) -> str:

@@ -466,7 +466,7 @@ TABLE_5 = {  # tokens a pass and speed-up, least and most; impossible maxima (ab
     "self-speculative:layers=0.3": ((1.64, 1.01), (1.74, 1.23)),
     "retrieval": ((2.18, 1.72), (2.31, 2.27)),
     "medusa": ((2.52, 2.04), None),
-    "eagle": ((3.47, 2.77), None),
+    "eagle:version=1": ((3.47, 2.77), None),
 }
 VICUNA = ("llama-7b", "llama-13b", "llama-30b")  # sizes 7, 13 and 33 billion
 

@@ -596,11 +596,52 @@ def test_medusa_heads_by_hand():
 
 
 def test_an_eagle_layer_is_a_layer_a_projection_and_the_head():
-    found = setting("eagle:draft_depth=5,nodes=5,tau=5")
+    found = setting("eagle:version=1,num_speculative_tokens=5,tau=5")
     layer = next(block for block in found.graph.blocks if block.layers)
     held = sum(w.device_bytes for op in layer.operators for w in op.weights) + 2 * 2 * 4096 * 4096
     extra = (f.footprint.parts(batch=1, prompt=9, gen=1)[0] for f in (found, setting()))
     assert next(extra) - next(extra) == held
+
+
+def test_eagle_3_drafts_a_chain_with_a_smaller_head_as_engines_run_it():
+    found = setting("eagle", of="llama-3.1-8b", hardware=load_hardware("h100-sxm"))
+    (technique,) = found.techniques
+    assert (technique.depth, technique.proposed) == (3, 3)
+    assert technique.tokens == pytest.approx(1 + 0.71 + 0.71**2 + 0.71**3)
+    draft, verification = found.schedule(batch=1, prompt=9, gen=3).rest[-2:]
+    (head,) = (row.operator for row in draft.plan.operators if row.operator.kind == "lm_head")
+    assert head.weight.shape == (32_000, 4096)
+    (joined,) = (row.operator for row in draft.plan.operators if row.operator.name == "draft_proj")
+    assert joined.weight.shape == (4096, 3 * 4096)
+    (whole,) = (row.operator for row in verification.plan.operators if row.operator.kind == "lm_head")
+    assert whole.weight.shape == (128_256, 4096)
+
+
+@pytest.mark.parametrize(("text", "depth", "proposed", "tokens"), [("eagle:version=1", 5, 25, 3.6),
+    ("eagle:version=2", 6, 60, 4.75), ("eagle:gamma=5,nodes=16,tau=3", 5, 16, 3),
+    ("eagle:version=1,gamma=2,alpha=0.5", 2, 2, 1.75)])  # fmt: skip
+def test_a_draft_has_the_acceptance_that_was_measured_with_it(text, depth, proposed, tokens):
+    technique = parse_technique(text)
+    assert (technique.depth, technique.proposed, technique.tokens) == (depth, proposed, pytest.approx(tokens))
+
+
+def test_a_chain_of_eagle_1_has_no_published_acceptance():
+    with pytest.raises(InputError, match="give alpha"):
+        setting("eagle:version=1,gamma=3")
+
+
+@pytest.mark.parametrize("name", ["speculative:draft=llama-68m,alpha=0.7,", "eagle:", "mtp:", "medusa:", "retrieval:"])
+def test_the_engines_name_of_drafted_tokens_is_accepted(name):
+    assert parse_technique(f"{name}num_speculative_tokens=4").depth == 4
+
+
+def test_a_parameter_is_given_under_one_of_its_names():
+    with pytest.raises(InputError, match=r"^mtp: num_speculative_tokens and gamma are the same; give one of them$"):
+        parse_technique("mtp:gamma=1,num_speculative_tokens=2")
+
+
+def test_further_predicted_tokens_are_accepted_as_often_as_the_first():
+    assert [parse_technique(f"mtp:gamma={n}").tokens for n in (1, 2)] == pytest.approx([1.85, 1 + 0.85 + 0.85**2])
 
 
 def test_layers_that_predict_are_those_of_the_model():

@@ -22,6 +22,7 @@ from ._schedule import Run, Schedule, each
 from ._technique import Drafter, Finding, Kind, Requirement, SettingView, Technique
 
 FREE_RATIO: Final = 1.1  # time of a verification over that of a decode step, up to which verification counts as free
+NUM_TOKENS: Final = ("num_speculative_tokens",)  # vLLM's name of the tokens drafted before each verification
 _BATCHES: Final = np.arange(1, 4097)
 _BISECTION_STEPS: Final = 53  # to the last bit of a float
 
@@ -35,6 +36,7 @@ class Drafting(Technique):
     simulatable = True
     order = 9  # after techniques that change the passes, whose decode steps become verifications
     default_tokens_per_pass: ClassVar[float | None] = None  # tokens per pass if neither alpha nor tau is given
+    default_acceptance: ClassVar[float | None] = None  # acceptance rate instead of them
 
     alpha: float | None = parameter(
         "acceptance rate: the probability that a drafted token is accepted", None, least=0, most=1
@@ -54,20 +56,36 @@ class Drafting(Technique):
     @property
     def tokens(self) -> float:
         """Mean tokens per pass: those accepted and the one that the pass adds."""
-        if self.alpha is None:
-            return self.tau or self.default_tokens_per_pass or 1.0
-        return sum(self.reached(self.alpha))
+        alpha = self._acceptance
+        if alpha is None:
+            return self.tau or self._published_tokens or 1.0
+        return sum(self.reached(alpha))
 
     @property
     def acceptance_probabilities(self) -> tuple[float, ...]:
         """Probabilities that a pass yields at least 1, 2, ... tokens; `tau` sets the acceptance rate with this mean."""
-        if self.alpha is not None:
-            return self.reached(self.alpha)
+        if self._acceptance is not None:
+            return self.reached(self._acceptance)
         low, high = 0.0, 1.0
         for _ in range(_BISECTION_STEPS):
             alpha = (low + high) / 2
             low, high = (alpha, high) if sum(self.reached(alpha)) < self.tokens else (low, alpha)
         return self.reached(high)
+
+    @property
+    def _acceptance(self) -> float | None:
+        """The acceptance rate; None if tokens per pass are known instead."""
+        return self.alpha if self.alpha is not None or self.tau else self._published_acceptance
+
+    @property
+    def _published_acceptance(self) -> float | None:
+        """The acceptance rate if neither alpha nor tau is given; None if it is unknown."""
+        return self.default_acceptance
+
+    @property
+    def _published_tokens(self) -> float | None:
+        """Tokens per pass if neither alpha nor tau is given; None if they are unknown."""
+        return self.default_tokens_per_pass
 
     def reached(self, alpha: float) -> tuple[float, ...]:
         """Probabilities that a pass yields at least 1, 2, ... tokens at acceptance rate `alpha`.
@@ -109,7 +127,7 @@ class Drafting(Technique):
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
         if self.alpha is not None and self.tau is not None:
             return "give alpha (acceptance rate) or tau (mean tokens per pass), not both"
-        if self.alpha is None and not (self.tau or self.default_tokens_per_pass):
+        if self._acceptance is None and not (self.tau or self._published_tokens):
             return "give alpha (acceptance rate) or tau (mean tokens per pass)"
         if self.tokens > self.depth + 1:
             max_tokens = self.depth + 1

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _ABOUT: Final = "about"
+_ALIASES: Final = "aliases"
 _MAX_LISTED_CHOICES: Final = 8  # in an error
 _WORDS: Final = {"true": True, "yes": True, "false": False, "no": False}
 
@@ -28,9 +29,14 @@ def parameter(
     most: float = math.inf,
     open: bool = False,  # noqa: A002
     choices: tuple[str, ...] = (),
+    aliases: tuple[str, ...] = (),
 ) -> Any:
-    """A dataclass field with its declaration; required if it has no default."""
-    metadata = {_ABOUT: Parameter(about=text, unit=unit, least=least, most=most, open=open, choices=choices)}
+    """A dataclass field with its declaration; required if it has no default.
+
+    aliases  names under which engines have the parameter
+    """
+    declared = Parameter(about=text, unit=unit, least=least, most=most, open=open, choices=choices)
+    metadata = {_ABOUT: declared, _ALIASES: aliases}
     return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
 
 
@@ -60,6 +66,7 @@ def parse_parameters(kind: type[DataclassInstance], name: str, values: Mapping[s
     Raises InputError for an unknown parameter, a missing one, or a value that does not parse.
     """
     parameters = {f.name: f for f in fields(kind)}
+    values = _without_aliases(parameters, name, values)
     for key in values:
         if key not in parameters:
             hint = suggest(key, parameters) if parameters else "it has no parameters"
@@ -69,6 +76,26 @@ def parse_parameters(kind: type[DataclassInstance], name: str, values: Mapping[s
             limits = f", {declaration(f).limits}" if declaration(f).choices else ""
             raise InputError(f"{name}: {key} must be given: {declaration(f).about}{limits}")
     return {key: _parsed_value(value, parameters[key], f"{name}: {key}") for key, value in values.items()}
+
+
+def aliases(parameter: Field[Any]) -> tuple[str, ...]:
+    """Names under which engines have a parameter."""
+    names: tuple[str, ...] = parameter.metadata[_ALIASES]
+    return names
+
+
+def _without_aliases(
+    parameters: Mapping[str, Field[Any]], name: str, values: Mapping[str, object]
+) -> Mapping[str, object]:
+    """`values` by the names of parameters.
+
+    Raises InputError if one is given under two names.
+    """
+    names = {alias: f.name for f in parameters.values() for alias in aliases(f)}
+    for alias, own_name in names.items():
+        if alias in values and own_name in values:
+            raise InputError(f"{name}: {alias} and {own_name} are the same; give one of them")
+    return {names.get(key, key): value for key, value in values.items()}
 
 
 def _parsed_value(value: object, f: Field[Any], where: str) -> object:

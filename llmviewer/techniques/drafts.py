@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import ceil
+from typing import Final, NamedTuple
 
 from ..architectures.blocks.parts import HIDDEN, Parts
 from ..forms import LOGITS
 from ..graph import Block, Graph
 from ..model import Model, vocabulary
-from ..operators.base import Tensor
-from ..operators.linear import Linear
+from ..operators.base import Operator, Tensor
+from ..operators.linear import Linear, LMHead
 from ..records import frozen
 from ..roofline import Plan
 from . import technique
-from ._drafting import Drafting
+from ._drafting import NUM_TOKENS, Drafting
 from ._linears import with_tied_weights
 from ._parameters import parameter
 from ._technique import Drafter, Requirement, SettingView, Technique
@@ -62,7 +63,7 @@ class SelfSpeculative(Drafting):
     default_tokens_per_pass = 1.69
 
     layers: float = parameter("fraction of the layers that drafts", 0.5, least=0, most=1, open=True)
-    gamma: int = parameter("tokens drafted before each verification", 1, least=1, most=64)
+    gamma: int = parameter("tokens drafted before each verification", 1, least=1, most=64, aliases=NUM_TOKENS)
 
     @property
     def depth(self) -> int:
@@ -99,7 +100,7 @@ class Medusa(Drafting):
     default_tokens_per_pass = 2.57
     requires = Requirement.DRAFT_MODEL
 
-    heads: int = parameter("heads, each for one more token ahead", 4, least=1, most=64)
+    heads: int = parameter("heads, each for one more token ahead", 4, least=1, most=64, aliases=NUM_TOKENS)
     nodes: int = parameter("candidates in the tree", 64, least=1, most=4096)
 
     @property
@@ -139,44 +140,86 @@ class Medusa(Drafting):
         )
 
 
+class _Shape(NamedTuple):
+    """Draft of a version of EAGLE.
+
+    gamma       tokens drafted in sequence
+    nodes       candidates in the tree; None: a chain
+    tokens      measured tokens per pass with this tree
+    acceptance  measured acceptance rate of chains, which trees reach at least
+    """
+
+    gamma: int
+    nodes: int | None = None
+    tokens: float | None = None
+    acceptance: float | None = None
+
+
+_EAGLE: Final = {1: _Shape(5, 25, tokens=3.6), 2: _Shape(6, 60, tokens=4.75), 3: _Shape(3, acceptance=0.71)}
+
+
 @technique("eagle")
 @frozen(kw_only=True)
 class Eagle(Drafting):
-    """EAGLE: one extra layer drafts from the last hidden states and the embeddings of the tokens that followed.
+    """EAGLE: one extra layer drafts from hidden states and the embeddings of the tokens that followed.
 
-    Effect: before each pass, `draft_depth` draft steps run a linear of 2d x d, one layer like the model's last and its
-    head, each on ceil(nodes / draft_depth) tokens of a sequence. The pass verifies all nodes of the tree. The layer and
-    its cache are held in memory.
-    Formula: time per token = (draft_depth x (layer + head) + verification) / tokens per pass, which are as for
-    `speculative`, or `tau`.
-    Source: arXiv:2401.15077, section 3; the default of 3.6 tokens per pass is the midpoint of 3.47 to 3.72 in
-    arXiv:2404.14294, table 5.
-    Use when: batches are small. Its drafts cost less than those of a draft model and are accepted more often than those
-    of separate heads.
-    Limits: no gain for large batches. The head runs for every draft, which is expensive with a large vocabulary.
-    Not modeled: as for `medusa`. Set `draft_depth` and `nodes` to the values that are deployed.
+    Effect: before each pass, `gamma` draft steps run a linear that joins hidden states and embedding, one layer like
+    the model's last and a head. Version 3, as vLLM, SGLang and TensorRT-LLM deploy it, drafts a chain of 3 tokens from
+    the hidden states of three layers with a head of `draft_vocabulary` words; versions 1 and 2 draft trees of 25 and 60
+    candidates, 5 and 6 deep, with the head of the model. With `nodes`, each step drafts ceil(nodes / gamma) tokens of a
+    sequence, and the pass verifies all nodes. The layer and its cache are held in memory.
+    Formula: time per token = (gamma x (layer + head) + verification) / tokens per pass, which are as for `speculative`,
+    or `tau`, of the draft that is given.
+    Source: version 1: arXiv:2401.15077, section 3, and 3.6 tokens per pass, the midpoint of 3.47 to 3.72 in
+    arXiv:2404.14294, table 5; version 2: arXiv:2406.16858, section 5, and 4.75 tokens, the midpoint of its 4 to 5.5;
+    version 3: arXiv:2503.01840, section 3, and an acceptance rate of 0.71, that of the mean of 3.23 tokens with chains
+    of 7 by public heads of Llama 3.1 8B and 3.3 70B (huggingface.co/nebius/EAGLE3-Llama-3.3-70B-Instruct).
+    Use when: there is a draft head for the model. Chains help up to medium batches, trees at small ones.
+    Limits: no gain for large batches. A measured `tau` belongs to the draft it was measured with.
+    Not modeled: the tree mask: a node attends to all nodes before it, not only to its ancestors. Heads of mixtures of
+    experts have a dense layer; here it is the model's.
     """
 
-    default_tokens_per_pass = 3.6
     requires = Requirement.DRAFT_MODEL
 
-    draft_depth: int = parameter("tokens drafted in sequence", 5, least=1, most=64)
-    nodes: int = parameter("candidates in the tree", 25, least=1, most=4096)
+    version: int = parameter("EAGLE-1, EAGLE-2 or EAGLE-3", 3, least=1, most=3)
+    gamma: int | None = parameter(
+        "tokens drafted in sequence; as the version is published if not given",
+        None, least=1, most=64, aliases=(*NUM_TOKENS, "draft_depth"),
+    )  # fmt: skip
+    nodes: int | None = parameter(
+        "candidates in the tree; a chain if not given, or the tree of versions 1 and 2 if gamma is not given either",
+        None, least=1, most=4096,
+    )  # fmt: skip
+    draft_vocabulary: int = parameter("words of the head of version 3, if the model has more", 32_000, least=1)
 
     @property
     def depth(self) -> int:
-        return self.draft_depth
+        return self.gamma or _EAGLE[self.version].gamma
 
     @property
     def proposed(self) -> int:
-        return self.nodes
+        return self._nodes or self.depth
+
+    @property
+    def _nodes(self) -> int | None:
+        return self.nodes or (None if self.gamma else _EAGLE[self.version].nodes)
+
+    @property
+    def _published_acceptance(self) -> float | None:
+        return _EAGLE[self.version].acceptance
+
+    @property
+    def _published_tokens(self) -> float | None:
+        shape = _EAGLE[self.version]
+        return shape.tokens if (self.depth, self._nodes) == (shape.gamma, shape.nodes) else None
 
     def drafter(self, setting: SettingView) -> Drafter:
-        widths = (ceil(self.nodes / self.depth),) * self.depth
+        widths = (ceil(self.proposed / self.depth),) * self.depth
         return Drafter(name="draft layer", network=self._layer(setting), widths=widths)
 
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
-        if self.nodes < self.depth:
+        if self.proposed < self.depth:
             return f"a tree of {self.nodes} nodes has no path of {self.depth} tokens; give nodes={self.depth} or more"
         if setting.model.is_encoder_decoder:
             return f"{setting.model.name} processes its prompt in an encoder, whose cache a draft layer does not have"
@@ -185,13 +228,11 @@ class Eagle(Drafting):
     def _layer(self, setting: SettingView) -> SettingView:
         model = setting.model
         parts, hidden = Parts(format=model.format), width(model)
-        joined_input = parts.tensor("joined", 2 * hidden)
+        joined_input = parts.tensor("joined", (3 if self.version == 3 else 2) * hidden)
         joined = parts.linear("draft_proj", joined_input, parts.tensor(HIDDEN, hidden))
         last = [block for block in model.graph.blocks if block.main and block.layers][-1]
         head = [
-            block.map(with_tied_weights)
-            for block in model.graph.blocks
-            if block.main and not block.layers and block.input
+            block.map(self._head) for block in model.graph.blocks if block.main and not block.layers and block.input
         ]
         blocks = (
             Block(name="draft_input", operators=(joined,), input="joined", output=HIDDEN),
@@ -199,6 +240,14 @@ class Eagle(Drafting):
             *head,
         )
         return setting.helper(auxiliary_model(model, blocks), "W16A16")
+
+    def _head(self, op: Operator) -> Operator:
+        """An operator of the model's head, whose weights the draft shares unless it has a smaller vocabulary."""
+        words = self.draft_vocabulary
+        if self.version < 3 or not isinstance(op, LMHead) or op.result.width <= words:
+            return with_tied_weights(op)
+        weights = tuple(replace(weight, shape=(words, *weight.shape[1:])) for weight in op.weights)
+        return replace(op, outputs=(replace(op.result, width=words),), weights=weights)
 
 
 @technique("lookahead")
@@ -233,7 +282,7 @@ class Lookahead(Drafting):
 @technique("retrieval")
 @frozen(kw_only=True)
 class Retrieval(Drafting):
-    """Retrieval-based drafts (LLMA, REST): n-grams of the prompt, of earlier outputs or of a datastore.
+    """N-gram speculation (prompt lookup, LLMA, REST): drafts from the prompt, earlier outputs or a datastore.
 
     Effect: a pass verifies all candidates found.
     Formula: time per token = verification / tokens per pass.
@@ -246,7 +295,7 @@ class Retrieval(Drafting):
 
     default_tokens_per_pass = 2.25
 
-    length: int = parameter("tokens in the longest candidate", 10, least=1, most=1024)
+    length: int = parameter("tokens in the longest candidate", 5, least=1, most=1024, aliases=NUM_TOKENS)
     nodes: int | None = parameter(
         "tokens in all candidates, as a tree; one candidate if not given", None, least=1, most=4096
     )
@@ -273,17 +322,17 @@ class Predicting(Drafting):
     Effect: gamma steps of such a layer run before each pass, which verifies their tokens. The layer and its cache are
     held in memory.
     Formula: time per token = (gamma x layer + verification) / tokens per pass, which are as for `speculative`.
-    Source: arXiv:2412.19437, section 2.2; the default of 1.85 tokens per pass is one drafted token accepted in 85 of
-    100 cases, the lowest rate in its section 5.4.3.
+    Source: arXiv:2412.19437, section 2.2; the default acceptance rate of 0.85 is the lowest in its section 5.4.3, of
+    one drafted token; that of further ones is assumed to be the same.
     Use when: the model is published with such layers (DeepSeek-V3, GLM-4.5, Qwen3-Next) and batches are small to
     medium.
     Limits: other models have no such layers. A mixture of experts reads more experts to verify two tokens than for one.
     """
 
-    default_tokens_per_pass = 1.85
+    default_acceptance = 0.85
     runs_mtp_layers = True
 
-    gamma: int = parameter("tokens drafted before each verification", 1, least=1, most=64)
+    gamma: int = parameter("tokens drafted before each verification", 1, least=1, most=64, aliases=NUM_TOKENS)
 
     @property
     def depth(self) -> int:

@@ -12,7 +12,7 @@ from ..model import Model, vocabulary
 from ..model_files import load_model
 from ..records import frozen
 from . import technique
-from ._drafting import Drafting
+from ._drafting import NUM_TOKENS, Drafting
 from ._parameters import parameter
 from ._technique import Drafter, Requirement, SettingView, Technique
 
@@ -38,7 +38,7 @@ class Speculative(Drafting):
     requires = Requirement.DRAFT_MODEL
 
     draft: str = parameter("draft model: any MODEL that `llmviewer analyze` accepts")
-    gamma: int = parameter("tokens drafted before each verification", 4, least=1, most=64)
+    gamma: int = parameter("tokens drafted before each verification", 4, least=1, most=64, aliases=NUM_TOKENS)
     draft_quant: str = parameter("precision of the draft model", "W16A16")
 
     tree: str = parameter("candidates after each token, by depth, such as 4x2x2; instead of gamma", "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import isclose
 from pathlib import PurePath
 from statistics import fmean
 from typing import Final
@@ -71,7 +72,7 @@ def remarks(result: Timeline) -> list[str]:
     """Differences from the analyzed request, the largest gaps, and launches that were not identified."""
     return [
         *_other_request(result), *_other_operands(result), *_partial_passes(result), *_slower_parts(result),
-        *_next_steps(result), *_faster_than_bound(result),
+        *_next_steps(result), *_faster_than_bound(result), *_elementwise_below_bounds(result),
         *_unidentified(result), *_without_operators(result), *_averaged(result),
     ]  # fmt: skip
 
@@ -121,8 +122,9 @@ def _other_operands(result: Timeline) -> list[str]:
 
 
 def _partial_passes(result: Timeline) -> list[str]:
-    """A remark if a pass has too few attention or state launches for the model."""
-    if not 0 < result.mixing < result.layers:
+    """A remark if the attention or state launches of a pass are not those of the model's layers."""
+    rounds = round(result.mixing / result.layers) if result.layers else 0
+    if not result.mixing or (rounds and isclose(result.mixing, rounds * result.layers)):
         return []
     counts = (
         f"{result.mixing:.3g} attention or state launches for {result.layers} layers of {result.analysis.model.name}"
@@ -174,6 +176,23 @@ def _faster_than_bound(result: Timeline) -> list[str]:
     below = [part.part for part in parts if 0 < part.measured_s < _MIN_SHARE_OF_BOUND * part.bound_s]
     why = "batch, lengths, precision or layout differ from the analyzed ones, or operands were cached"
     return [f"Faster than the bound: {' and '.join(below)}; {why}."] if below else []
+
+
+def _elementwise_below_bounds(result: Timeline) -> list[str]:
+    """Elementwise kernels faster than their operators one by one."""
+    rows = result.elementwise if len(result.elementwise) > 1 else ()
+    below = [
+        f"{', '.join(work.operators)} ({work.measured_s / work.bound_s:.2f}x)"
+        for work in rows
+        if 0 < work.measured_s < _MIN_SHARE_OF_BOUND * work.bound_s
+    ]
+    part = next((part for part in result.parts if part.part == Part.ELEMENTWISE), None)
+    if not below and part and 0 < part.measured_s < _MIN_SHARE_OF_BOUND * part.bound_s:
+        below = [f"{part.title} ({part.measured_s / part.bound_s:.2f}x)"]
+    if not below:
+        return []
+    why = "their kernels are fused, or operands were cached"
+    return [f"Faster than the bound of separate operators: {'; '.join(below)}; {why}."]
 
 
 def _unidentified(result: Timeline) -> list[str]:

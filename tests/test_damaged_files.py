@@ -15,6 +15,7 @@ from llmviewer.errors import InputError
 from llmviewer.model_files import load_model
 from llmviewer.operators.base import Operator, Weight
 from llmviewer.precision import FP16
+from llmviewer.timelines import reading
 from llmviewer.timelines.reading import read_timeline
 
 TRACE = "Start (ns),Duration (ns),Name\n"
@@ -69,6 +70,37 @@ def test_a_small_file_that_unpacks_to_a_large_one_is_not_read(tmp_path, capsys):
     path.write_bytes(gzip.compress(b" " * 3_000_000))
     line = refusal(capsys, "timeline", path, "llama-68m", "h100-sxm", "--max-bytes", "2MB")
     assert line.endswith("bomb.json.gz: must have at most 2,000,000 bytes, unpacked; --max-bytes reads larger files")
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64])
+def test_a_trace_is_read_in_pieces_of_any_size(tmp_path, monkeypatch, piece):
+    """Events, names in UTF-8 and the rank before them lie across pieces; an invalid event is named by its place."""
+    kernels = [KERNEL | {"name": f"µ{i} ] }}", "ts": i, "args": {"stream": i % 2}} for i in range(9)]
+    header = {"distributedInfo": {"backend": "nccl", "rank": 5, "pg_config": [{"ranks": [0]}]}}
+    text = json.dumps(header | {"traceEvents": kernels}, ensure_ascii=False, indent=1)
+    path = tmp_path / "t.json"
+    path.write_text(text, encoding="utf-8")
+    monkeypatch.setattr(reading, "_PIECE", piece)
+    seen = []
+    recording = read_timeline(path, "decode", progress=lambda finished, total: seen.append((finished, total)))
+    assert recording.names == tuple(one["name"] for one in kernels)
+    assert recording.streams == tuple("010101010")
+    assert recording.rank == 5
+    assert seen[-1] == (len(text.encode()),) * 2
+    assert [finished for finished, _ in seen] == sorted(finished for finished, _ in seen)
+    path.write_text(text.replace('"ts": 8', '"ts": x'), encoding="utf-8")
+    place = text.index('"ts": 8') + len('"ts": ')
+    with pytest.raises(InputError, match=f"Expecting value, character {place:,}$"):
+        read_timeline(path, "decode")
+
+
+def test_an_endless_event_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "_MAX_EVENT_CHARS", 1000)
+    monkeypatch.setattr(reading, "_PIECE", 100)
+    path = tmp_path / "t.json"
+    path.write_text(f'[{{"name": "{"x" * 2000}"}}]')
+    with pytest.raises(InputError, match=r"cut off: Unterminated string starting at, character 10$"):
+        read_timeline(path, "decode")
 
 
 def test_a_truncated_gzip_file_is_refused(tmp_path):

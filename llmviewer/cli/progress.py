@@ -43,15 +43,21 @@ class Ticker:
         click.echo(f"\r{line}\x1b[K" if self.live else line, err=True, nl=last or not self.live)
 
 
-def with_progress(run: Callable[..., _T], noun: str) -> Callable[..., _T]:
-    """Wraps `run`, which may take minutes: after some seconds, standard error shows its progress."""
+def with_progress(
+    run: Callable[..., _T], noun: str, *, several: str = "", scale: int = 1, verb: str = "done"
+) -> Callable[..., _T]:
+    """Wraps `run`, which may take minutes: after some seconds, standard error shows its progress.
+
+    noun, several  unit of the numbers that `run` reports, of which `scale` are one
+    """
     ticker = Ticker()
     start_s, printed_line = time.monotonic(), False
 
     def progress(finished_count: int, total_count: int) -> None:
         nonlocal printed_line
         if time.monotonic() - start_s > _FIRST_LINE_S and ticker.due():
-            ticker.print(f"{finished_count:,} of {counted(total_count, noun)} done")
+            finished, total = finished_count // scale, total_count // scale
+            ticker.print(f"{finished:,} of {counted(total, noun, several)} {verb}")
             printed_line = True
 
     def running(*arguments: object, **options: object) -> _T:

@@ -15,6 +15,7 @@ from ..options import SettingOptions
 from ..units import parse
 from . import inputs
 from . import options as shared
+from .progress import with_progress
 
 if TYPE_CHECKING:
     from ..timelines.against import Timeline
@@ -126,7 +127,8 @@ def _read_timeline(
 
     if not file.exists():
         raise InputError(f"{file}: no such file; the trace comes first: llmviewer timeline FILE MODEL HARDWARE")
-    recording = read_timeline(file, phase, max_bytes=max_bytes)
+    read = with_progress(read_timeline, "MB", several="MB", scale=10**6, verb="read")
+    recording = read(file, phase, max_bytes=max_bytes)
     context = click.get_current_context()
     named = {
         name: value

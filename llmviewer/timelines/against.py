@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -97,18 +97,24 @@ class Timeline:
 
     @property
     def expected_s(self) -> float | None:
-        """Expected time of the pass; of a pipeline stage without host time; None if unknown. [s]"""
-        return self._total.expected_time_s if self._total else known_sum(op.expected_time_s for op in self.operators)
+        """Expected time of the pass as it was launched; of a pipeline stage without host time; None if unknown. [s]"""
+        kernels_s = known_sum(part.expected_s for part in self.parts if part.bound_s)
+        return None if kernels_s is None else kernels_s + (self.host_s or 0.0)
 
     @property
     def expected_low_s(self) -> float | None:
         """Lower end of the 80 % interval. [s]"""
-        return self._total.expected_low_s if self._total else None
+        return self._relative_to_expected(self._total.expected_low_s if self._total else None)
 
     @property
     def expected_high_s(self) -> float | None:
         """Upper end of the 80 % interval. [s]"""
-        return self._total.expected_high_s if self._total else None
+        return self._relative_to_expected(self._total.expected_high_s if self._total else None)
+
+    def _relative_to_expected(self, end_s: float | None) -> float | None:
+        """An end of the interval of the analyzed pass, for the pass as it was launched. [s]"""
+        analyzed_s = self._total.expected_time_s if self._total else None
+        return end_s * self.expected_s / analyzed_s if end_s and analyzed_s and self.expected_s else None
 
     @property
     def host_s(self) -> float | None:
@@ -246,6 +252,7 @@ def compare_recording(
         )
     expected_s = _expected_products(analysis.setting, phase, phases[phase].workload)
     identified = identify(mean.products, graph, operators, expected_s)
+    operators = _with_kernels(operators, identified)
     kernels = sorted(
         (
             KernelOfPass(name=name, part=part, launches=mean.launches[name], measured_s=mean.kernels_s[name])
@@ -258,7 +265,7 @@ def compare_recording(
         phase=phase,
         analysis=analysis,
         passes=mean,
-        parts=_parts(kernels, operators),
+        parts=_parts(kernels, operators, identified),
         elementwise=elementwise_of(
             [kernel for kernel in kernels if kernel.part == Part.ELEMENTWISE],
             [op for op in operators if part_of_operator(op) is Part.ELEMENTWISE],
@@ -301,7 +308,17 @@ def _expected_products(setting: Setting, phase: str, workload: Workload) -> Call
     return expected_s
 
 
-def _parts(kernels: Iterable[KernelOfPass], operators: Iterable[OperatorResult]) -> tuple[PartOfPass, ...]:
+def _with_kernels(operators: Sequence[OperatorResult], identified: IdentifiedProducts) -> Sequence[OperatorResult]:
+    """Operators without the products that no kernel ran, such as the head of a base model."""
+    if not identified.products:
+        return operators
+    ran = {(product.block, name) for product in identified.products for name in product.operators}
+    return [op for op in operators if part_of_operator(op) is not Part.PRODUCTS or (op.block, op.name) in ran]
+
+
+def _parts(
+    kernels: Iterable[KernelOfPass], operators: Iterable[OperatorResult], identified: IdentifiedProducts
+) -> tuple[PartOfPass, ...]:
     kernels_by_part: dict[str, list[KernelOfPass]] = {part: [] for part in Part}
     for kernel in kernels:
         kernels_by_part[kernel.part].append(kernel)
@@ -318,7 +335,28 @@ def _parts(kernels: Iterable[KernelOfPass], operators: Iterable[OperatorResult])
         for p in Part
         if kernels_by_part[p] or operators_by_part.get(p)
     )
+    parts = (_as_launched(part, identified) if part.part == Part.PRODUCTS else part for part in parts)
     return tuple(sorted(parts, key=lambda part: -part.measured_s))
+
+
+def _as_launched(products: PartOfPass, identified: IdentifiedProducts) -> PartOfPass:
+    """The part of matrix products, with the expected times of the launches that were recorded.
+
+    Operators have those of the launches that the kernel library merges; the interval is as wide, relative to them.
+    """
+    launched_s = known_sum(product.expected_s for product in identified.products)
+    merged_s = identified.merged_expected_s
+    if products.expected_s is None or launched_s is None or not merged_s:
+        return products
+    expected_s = products.expected_s - merged_s + launched_s  # beside those that it covers
+    ratio = expected_s / products.expected_s
+    low_s, high_s = products.expected_low_s, products.expected_high_s
+    return replace(
+        products,
+        expected_s=expected_s,
+        expected_low_s=None if low_s is None else low_s * ratio,
+        expected_high_s=None if high_s is None else high_s * ratio,
+    )
 
 
 def _part(

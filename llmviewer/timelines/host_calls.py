@@ -7,10 +7,12 @@ an "External id". Kernels of a CUDA graph share the one call that launched the g
 from __future__ import annotations
 
 import re
+import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
+from math import isfinite
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +20,9 @@ from .launches import EngineStep, Operands, RecordedLaunch, steps_of
 
 CALLS: Final = ("cuda_runtime", "cuda_driver", "hip_runtime", "runtime")  # categories of calls that launch kernels
 _MULTIPLIES: Final = re.compile(r"::\w*(mm|linear|matmul|gemm|gemv|addmv)(_|\d|\b)", re.IGNORECASE)
+
+
+_WAIT_CALLS: Final = re.compile(r"(cuda|hip|cu)\w*Synchronize", re.IGNORECASE)
 
 
 class Origin(NamedTuple):
@@ -46,6 +51,10 @@ class HostCalls(NamedTuple):
     calls: Mapping[int, HostCall]
     operators: Sequence[RecordedLaunch]
     externals: Mapping[int, RecordedLaunch]  # operators by "External id"
+
+    def calls_of(self, origins: Iterable[Origin]) -> list[HostCall | None]:
+        """The call that launched each kernel; None if it is unknown."""
+        return list(map(self._call, origins))
 
     def operands(self, origins: Sequence[Origin]) -> list[Operands | None]:
         """The operands of the product that launched each kernel; None if it is unknown."""
@@ -112,6 +121,19 @@ def _assign(
             operands[place] = running[-1].operands
 
 
+def parse_wait(event: Mapping[str, Any]) -> tuple[float, float] | None:
+    """(start, end) of a call in which the host waits for a device; None for other calls, and without times. [s]"""
+    if not _WAIT_CALLS.search(str(event.get("name", ""))):
+        return None
+    start, duration = event.get("ts"), event.get("dur")
+    if any(isinstance(time, bool) or not isinstance(time, int | float) for time in (start, duration)):
+        return None
+    assert start is not None
+    assert duration is not None
+    begin, end = 1e-6 * float(start), 1e-6 * (float(start) + float(duration))
+    return (begin, end) if isfinite(begin) and isfinite(end) else None
+
+
 def parse_call(event: Mapping[str, Any]) -> tuple[int, HostCall] | None:
     """The correlation of a call and the call; None if it has none, or no time."""
     args = event.get("args")
@@ -119,7 +141,7 @@ def parse_call(event: Mapping[str, Any]) -> tuple[int, HostCall] | None:
     start = event.get("ts")
     if correlation is None or isinstance(start, bool) or not isinstance(start, int | float):
         return None
-    return correlation, HostCall(f"{event.get('pid')}, {event.get('tid')}", 1e-6 * float(start))
+    return correlation, HostCall(sys.intern(f"{event.get('pid')}, {event.get('tid')}"), 1e-6 * float(start))
 
 
 def _int_or_none(value: object) -> int | None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import field, replace
 from functools import cached_property
-from math import inf
+from math import inf, nan
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -50,6 +50,8 @@ class RecordedLaunch(NamedTuple):
     device            device; of operators, the thread
     start, duration   [s]
     operands          operands of a product with weights, if recorded
+    stream            stream of the device
+    called            when the host called for it; nan if not recorded [s]
     """
 
     device: str
@@ -57,6 +59,8 @@ class RecordedLaunch(NamedTuple):
     start: float
     duration: float
     operands: Operands | None = None
+    stream: str = ""
+    called: float = nan
 
     @property
     def valid(self) -> bool:
@@ -119,6 +123,10 @@ class RecordedLaunches:
     steps                passes in order, if the engine names them
     devices              devices in the file (of operators: threads); this is the one with most launches
     host                 whether launches are operators of a CPU
+    streams              stream of each launch, as the profiler names it
+    called_s             when the host called for each launch; nan if not recorded [s]
+    waits_s              (start, end) of each call in which the host waited for a device, by start [s]
+    rank                 rank of the device among those of the run, if the file has it
     """
 
     names: tuple[str, ...] = field(repr=False)
@@ -128,6 +136,10 @@ class RecordedLaunches:
     steps: tuple[EngineStep, ...] = field(default=(), repr=False)
     devices: int = 1
     host: bool = False
+    streams: tuple[str, ...] = field(default=(), repr=False)
+    called_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), repr=False)
+    waits_s: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 2)), repr=False)
+    rank: int | None = None
 
     @cached_property
     def ended_s(self) -> NDArray[np.float64]:
@@ -156,9 +168,18 @@ class KernelSums:
 
 
 def of_busiest(
-    launches: Iterable[RecordedLaunch], *, steps: tuple[EngineStep, ...] = (), host: bool = False
+    launches: Iterable[RecordedLaunch],
+    *,
+    steps: tuple[EngineStep, ...] = (),
+    host_waits: Iterable[tuple[float, float]] = (),
+    host: bool = False,
+    rank: int | None = None,
 ) -> RecordedLaunches:
-    """The launches of the device with most of them."""
+    """The launches of the device with most of them.
+
+    host_waits  (start, end) of calls in which the host waited for a device [s]
+    rank   rank of the device
+    """
     all_launches = list(launches)
     counts = Counter(launch.device for launch in all_launches)
     busiest = max(counts, key=counts.__getitem__, default="")
@@ -172,6 +193,10 @@ def of_busiest(
         steps=steps,
         devices=len(counts),
         host=host,
+        streams=tuple(launch.stream for launch in of_device),
+        called_s=np.array([launch.called for launch in of_device], float),
+        waits_s=np.array(sorted(host_waits), float).reshape(-1, 2),
+        rank=rank,
     )
 
 

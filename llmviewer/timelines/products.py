@@ -67,6 +67,8 @@ class IdentifiedProducts:
     rest      kernels of products that the model does not have, such as those of rotary angles
     last      those of them behind the last layer, where the head is
     missing   operators without a kernel
+    merged_expected_s  expected time of the identified products as the kernel library launches them; None if only the
+                       bound of one is known [s]
     why_not   why there are no products; "" if there are
     """
 
@@ -75,6 +77,7 @@ class IdentifiedProducts:
     last: tuple[MatrixProduct, ...] = field(default=(), repr=False)
     missing: tuple[str, ...] = ()
     why_not: str = ""
+    merged_expected_s: float | None = None
 
 
 def identify(
@@ -115,6 +118,10 @@ def identify(
         rest=tuple(match.rest),
         last=tuple(kernel for kernel in match.rest if any(kernel is one for one in recorded[-1])),
         missing=tuple(missing),
+        merged_expected_s=known_sum(
+            order.products[block, name].expected_time_s
+            for block, name in dict.fromkeys((block, name) for block, names in kernels_of for name in names)
+        ),
     )
 
 

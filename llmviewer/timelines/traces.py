@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from math import inf, prod
+from math import inf, nan, prod
 from pathlib import Path
 from typing import Any, Final
 
 from ..documents import MAX_EXACT_INTEGER
 from ..errors import InputError, quoted
-from .host_calls import CALLS, HostCall, HostCalls, Origin, parse_call
+from .host_calls import CALLS, HostCall, HostCalls, Origin, parse_call, parse_wait
 from .launches import Operands, RecordedLaunch, RecordedLaunches, of_busiest, steps_of
 
 _KERNEL: Final = "kernel"
@@ -32,8 +33,10 @@ _VIEWS: Final = frozenset((
 ))  # fmt: skip
 
 
-def of_trace(events: Iterable[Any], path: Path) -> RecordedLaunches:
+def of_trace(events: Iterable[Any], path: Path, *, rank: int | None = None) -> RecordedLaunches:
     """The launches in a trace, kernels with the operands of the operators that launched them.
+
+    rank  rank of the device, as the file names it
 
     Raises InputError if an event is invalid.
     """
@@ -43,10 +46,14 @@ def of_trace(events: Iterable[Any], path: Path) -> RecordedLaunches:
     origins: list[Origin] = []
     calls: dict[int, HostCall] = {}
     externals: dict[int, RecordedLaunch] = {}
+    host_waits: list[tuple[float, float]] = []
     for number, event in enumerate(events, 1):
         category = str(event.get("cat", "")).lower() if isinstance(event, dict) else ""
-        if category in CALLS and (parsed := parse_call(event)):
-            calls[parsed[0]] = parsed[1]
+        if category in CALLS:
+            if parsed := parse_call(event):
+                calls[parsed[0]] = parsed[1]
+            if wait := parse_wait(event):
+                host_waits.append(wait)
         kind = _KERNEL if category in _ON_GPU else category
         if kind not in launches_by_kind:
             continue
@@ -58,12 +65,15 @@ def of_trace(events: Iterable[Any], path: Path) -> RecordedLaunches:
             externals[external] = launch
     kernels, named = launches_by_kind[_KERNEL], launches_by_kind[_NAMED_ON_CPU]
     if not kernels:
-        return of_busiest(_work(launches_by_kind[_ON_CPU], named), steps=steps_of(named), host=True)
+        return of_busiest(_work(launches_by_kind[_ON_CPU], named), steps=steps_of(named), host=True, rank=rank)
     host = HostCalls(calls, launches_by_kind[_ON_CPU], externals)
     products = host.operands(origins)
-    kernels = [one._replace(operands=product) for one, product in zip(kernels, products, strict=True)]
+    kernels = [
+        one._replace(operands=product, called=call.start if call else nan)
+        for one, product, call in zip(kernels, products, host.calls_of(origins), strict=True)
+    ]
     steps = steps_of(launches_by_kind[_NAMED_ON_GPU]) or host.steps(kernels, origins, named)
-    return of_busiest(kernels, steps=steps)
+    return of_busiest(kernels, steps=steps, host_waits=host_waits, rank=rank)
 
 
 def _args(event: dict[str, Any]) -> dict[str, Any]:
@@ -78,10 +88,12 @@ def _launch(event: dict[str, Any], number: int, path: Path, *, host: bool) -> Re
     """
     args = _args(event)
     device = f"{event.get('pid')}, {event.get('tid')}" if host else event.get("pid")
+    stream = "" if host else args.get("stream", event.get("tid"))
     try:
         launch = RecordedLaunch(
-            device=str(args.get("device", device)), name=str(event["name"]), start=1e-6 * float(event["ts"]),
-            duration=1e-6 * float(event["dur"]), operands=_operands(args, number),
+            device=sys.intern(str(args.get("device", device))), name=sys.intern(str(event["name"])),
+            start=1e-6 * float(event["ts"]), duration=1e-6 * float(event["dur"]),
+            operands=_operands(args, number), stream=sys.intern(str(stream)),
         )  # fmt: skip
     except (KeyError, OverflowError, TypeError, ValueError):
         launch = None

@@ -11,9 +11,10 @@ import numpy as np
 
 from llmviewer.analyzing.costs import Criterion
 from llmviewer.comparing.cells import Cell
-from llmviewer.comparing.choice import Choice, Ranked
+from llmviewer.comparing.choice import ANNOUNCED, Choice, Ranked
 from llmviewer.comparing.limits import MEMORY, Rejected
-from llmviewer.expectation.expected import Interval
+from llmviewer.devices.hardware import Hardware
+from llmviewer.forms import Num
 from llmviewer.records import frozen
 from llmviewer.units import counted, fold, seconds
 
@@ -36,7 +37,7 @@ def _cards(choice: Choice) -> list[Card]:
         Card(
             label=f"rank {rank}",
             value=one.cell.hardware.name,
-            about=f"{number_item(one.merit).text} {choice.merit} at the bound, {one.cell.quant}"
+            about=f"{number_item(one.merit).text} {choice.merit} {_basis(one)}, {one.cell.quant}"
             + f", {one.cell.layout}" * (one.cell.layout.devices > 1),
         )
         for rank, one in enumerate(choice.ranked[:_MAX_CARDS], 1)
@@ -65,17 +66,20 @@ def headline(choice: Choice) -> str:
         f"what if {', '.join(choice.comparison.hardware_set)}" if choice.comparison.hardware_set else "",
     ]
     conditions = ", ".join((f"precisions allowed: {', '.join(choice.quants)}", *filter(None, conditions_given)))
-    count = counted(len(choice.ranked) + len(choice.rejected), "device")
-    by_bound = " at the bound" * bool(limits.ttft_s or limits.tpot_s)
-    with_times, fast_enough = _in_time(choice)
-    expected = f", {len(fast_enough)} by expected times" * bool(with_times)
-    qualify = f"{len(choice.ranked)} of {count} qualify{by_bound}{expected}, ranked by {choice.merit}"
+    count = counted(len(choice.ranked) + len(choice.unmeasured) + len(choice.rejected), "device")
+    bounds_note = f"; {len(choice.unmeasured)} more qualify by bounds alone" * bool(choice.unmeasured)
+    basis = f" {_basis(choice.ranked[0])}" if choice.ranked else ""
+    qualify = f"{len(choice.ranked)} of {count} qualify, ranked by {choice.merit}{basis}{bounds_note}"
     return f"{title(choice)}; {conditions}. {qualify}{_priced_devices(choice)}"
+
+
+def _basis(one: Ranked) -> str:
+    return "expected" if one.expected else "at the bound"
 
 
 def _priced_devices(choice: Choice) -> str:
     """The number of devices with a price or power, if some have none."""
-    considered = len(choice.ranked) + len(choice.rejected)
+    considered = len(choice.ranked) + len(choice.unmeasured) + len(choice.rejected)
     if choice.priced == considered:
         return ""
     devices = f". Of these {counted(considered, 'device')} {choice.priced} {'has' if choice.priced == 1 else 'have'}"
@@ -106,7 +110,6 @@ def remarks(choice: Choice) -> list[str]:
     return [
         *lines,
         *unsold(choice.unavailable),
-        *_on_times(choice),
         (
             f"{_counted(choice)} Each device is ranked in its best allowed precision; accuracy is not considered. All "
             "users send their prompts at once, so TTFT is the worst case."
@@ -114,37 +117,24 @@ def remarks(choice: Choice) -> list[str]:
         *followers(one.cell for one in choice.ranked),
         *of_models(choice.comparison),
         *boxes([one.cell for one in choice.ranked]),
+        *_sold(choice),
     ]
 
 
-def _in_time(choice: Choice) -> tuple[int, list[str]]:
-    """Devices within the time limits at the bound: those with expected times, and those that are expected to be too."""
-    limits = {key: limit for key, limit in (("ttft", choice.limits.ttft_s), ("tpot", choice.limits.tpot_s)) if limit}
-    ranked = (one.cell for one in choice.ranked if limits)
-    expected_times = {cell.hardware.name: expected for cell in ranked if (expected := choice.comparison.expected(cell))}
-    in_time = [
-        name
-        for name, expected in expected_times.items()
-        if all(_late(getattr(expected, key), limit) <= 1 for key, limit in limits.items())
-    ]
-    return len(expected_times), in_time
+def _sold(choice: Choice) -> Iterator[str]:
+    """Devices whose power is that of a whole package, and devices that are not yet for sale."""
+    cells = [one.cell for one in (*choice.ranked, *choice.unmeasured)]
+    shared = {cell.hardware.name: str(part) for cell in cells if (part := _fact(cell.hardware, "power.shared"))}
+    if shared:
+        named = ", ".join(f"{name} ({part})" for name, part in list(shared.items())[:_MAX_NAMES])
+        yield f"Counted with what it is sold with, in price and power: {named}."
+    announced = dict.fromkeys(cell.hardware.name for cell in cells if cell.hardware.status == ANNOUNCED)
+    if announced:
+        yield f"Announced, not yet available, with figures of their makers: {', '.join(announced)}."
 
 
-def _on_times(choice: Choice) -> Iterator[str]:
-    """The devices within the time limits at the bound that are expected to meet them."""
-    with_times, in_time = _in_time(choice)
-    if with_times:
-        names_left_out = f" and {len(in_time) - _MAX_NAMES} more" if len(in_time) > _MAX_NAMES else ""
-        yield (
-            f"Devices qualify by lower bounds. Of the {with_times} with expected times, {len(in_time)} are expected to "
-            f"meet the targets{': ' * bool(in_time)}{', '.join(in_time[:_MAX_NAMES])}{names_left_out}. "
-            "`llmviewer plan` searches for settings that do."
-        )
-
-
-def _late(times: Interval | None, limit: float) -> float:
-    """The longest expected time over its limit; 0 without a limit."""
-    return float(np.max(times.expected)) / limit if times else 0.0
+def _fact(device: Hardware, key: str) -> object:
+    return next((fact.value for fact in device.facts if fact.key == key), None)
 
 
 def _counted(choice: Choice) -> str:
@@ -159,42 +149,63 @@ def _counted(choice: Choice) -> str:
 def tables(choice: Choice) -> list[Table]:
     """Ranked devices, their expected times, and rejected devices with reasons; empty tables are omitted."""
     expected = expectations(choice.comparison, [one.cell for one in choice.ranked])
-    all_tables = (_ranked(choice), expected.without_constants("model", "batch", "layout"), _rejected(choice))
+    expected = expected.without_constants("model", "batch", "layout")
+    all_tables = (_ranked(choice), expected, _unmeasured(choice), _rejected(choice))
     return [replace(table, most=_MAX_ROWS) for table in all_tables if table.body]
 
 
 def _ranked(choice: Choice) -> Table:
+    expected = any(one.expected for one in choice.ranked)
+    title = f"Devices by {choice.merit}, {'expected' if expected else 'at the bound'}"
+    about = "Tokens and times are expected; <=: at the bound. " if expected else ""
+    return _devices(choice.ranked, choice, title=title, about=about)
+
+
+def _unmeasured(choice: Choice) -> Table:
+    title = "Devices that qualify by bounds; no expected time of their kernels is known"
+    return _devices(choice.unmeasured, choice, title=title, about="")
+
+
+def _devices(ranked: Sequence[Ranked], choice: Choice, *, title: str, about: str) -> Table:
     several = "n: number of devices. " if choice.max_devices > 1 else ""
     each = " per device" if choice.max_devices > 1 else ""
     priced = ("USD/h",) if choice.by is Criterion.COST else ()
     years = f", else the purchase price over {choice.comparison.years:g} years" if choice.comparison.years else ""
-    when = prices_of(one.cell.hardware for one in choice.ranked)
+    when = prices_of(one.cell.hardware for one in ranked)
     price = f"USD/h: the cloud price{years}.{when} " if priced else ""
+    head = ("device", "n", "precision", choice.merit, "<=", *priced, "TTFT", "TPOT", "memory [GB]", "users", "P", "D")
     table = Table(
-        title=f"Devices by {choice.merit}",
-        about=f"{several}{price}Memory: required{each} < available. Users: maximum concurrency by memory. P, D: bound "
-        f"of most of the prefill and of a decode step. {LETTERS}.",
-        head=("device", "n", "precision", choice.merit, *priced, "TTFT", "TPOT", "memory [GB]", "users", "P", "D"),
+        title=title,
+        about=f"{several}{about}{price}Memory: required{each} < available. Users: maximum concurrency by memory. P, D: "
+        f"bound of most of the prefill and of a decode step. {LETTERS}.",
+        head=head,
         words=("device", "precision"),
-        body=tuple(_row(one, choice) for one in choice.ranked),
+        body=tuple(_row(one, choice) for one in ranked),
     )
-    return table if choice.max_devices > 1 else table.without_constants("n")
+    dropped = (*(("n",) if choice.max_devices == 1 else ()), *(() if any(one.expected for one in ranked) else ("<=",)))
+    return table.without(*dropped)
 
 
 def _row(one: Ranked, choice: Choice) -> tuple[Item, ...]:
-    cell = one.cell
+    cell, times = one.cell, one.expected
+    ttft, tpot = (times.ttft, times.tpot) if times else (None, None)
     return (
         Item(text=cell.hardware.name),
         Item(text=str(cell.layout.devices), key=cell.layout.devices),
         Item(text=cell.quant),
         number_item(one.merit),
+        number_item(one.bound_merit),
         *((number_item(cell.usd_per_h(choice.comparison.years)),) if choice.by is Criterion.COST else ()),
-        time_item(float(cell.ttft_s[0])),
-        time_item(float(cell.tpot_s[0])),
+        time_item(_first(ttft.expected if ttft else cell.ttft_s)),
+        time_item(_first(tpot.expected if tpot else cell.tpot_s)),
         memory_item(cell),
         Item(text=str(cell.largest.batch), key=cell.largest.batch),
         *(_bound(cell, phase) for phase in ("prefill", "decode")),
     )
+
+
+def _first(values: Num) -> float:
+    return float(np.ravel(values)[0])
 
 
 def _bound(cell: Cell, phase: str) -> Item:
@@ -273,13 +284,22 @@ def _rankings(choice: Choice) -> Iterator[Picture]:
         yield picture(ranking(choice, quantity), f"ranking-{quantity.split()[0]}")
 
 
+def _expected_basis(choice: Choice) -> str:
+    if not any(one.expected for one in choice.ranked):
+        return bounds_basis(choice.comparison)
+    return (
+        "Rates and times are expected; >= and <= are roofline bounds, which no kernels beat. Devices without expected "
+        "times have bounds alone."
+    )
+
+
 REPORT: Final = Report[Choice](
     name="choice",
     title=title,
     headline=headline,
     tables=tables,
     remarks=remarks,
-    basis=lambda choice: bounds_basis(choice.comparison),
+    basis=_expected_basis,
     cards=_cards,
     pictures=_pictures,
 )

@@ -100,12 +100,15 @@ class Table:
 
     def without_constants(self, *names: str) -> Table:
         """The table without those of the columns `names` in which all rows agree."""
-        column_indices = [
-            i for i, head in enumerate(self.head) if head not in names or len({row[i].text for row in self.body}) > 1
-        ]
+        alike = (i for i in range(len(self.head)) if len({row[i].text for row in self.body}) < 2)
+        return self.without(*({self.head[i] for i in alike} & set(names)))
+
+    def without(self, *names: str) -> Table:
+        """The table without the columns `names`."""
+        indices = [i for i, head in enumerate(self.head) if head not in names]
         head, body = (
-            tuple(self.head[i] for i in column_indices),
-            tuple(tuple(row[i] for i in column_indices) for row in self.body),
+            tuple(self.head[i] for i in indices),
+            tuple(tuple(row[i] for i in indices) for row in self.body),
         )
         return replace(self, head=head, body=body)
 

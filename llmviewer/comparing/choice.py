@@ -7,6 +7,8 @@ from dataclasses import asdict, field
 from math import inf, isnan
 from typing import Any, ClassVar, Final, Unpack
 
+import numpy as np
+
 from .. import __version__, arguments
 from .._layout import data_dir
 from ..analyzing.costs import Criterion
@@ -14,6 +16,7 @@ from ..devices.files import hardware_file, hardware_names, load_hardware, loaded
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.statistics import rank_correlation
+from ..forms import Num
 from ..model import Model
 from ..model_files import load_model
 from ..operators.collectives import SCALE_OUT, SCALE_UP
@@ -24,15 +27,16 @@ from ..records import frozen
 from ..rows import Rows
 from ..setting import whole_number
 from ..transforms.quantize import PUBLISHED
-from .cells import LAYOUT, Cell
+from ..variants.evaluation import expect_together
+from .cells import LAYOUT, Cell, ExpectedTimes
 from .comparison import Comparison, compare
-from .limits import Limits, Rejected, closest, faults
+from .limits import Limits, Rejected, closest, expected_faults, faults
 
 # Default precisions: that of the model; weights and activations in the two 8-bit types that devices multiply; and 4-bit
 # weights, the smallest in common use (arXiv:2210.17323, arXiv:2306.00978).
 QUANTS: Final = (PUBLISHED, "fp8", "W8A8", "W4A16g128")
-SCHEMA_VERSION: Final = 1  # of to_dict()
-_ANNOUNCED: Final = "announced"  # status of a device that is not yet available
+SCHEMA_VERSION: Final = 2  # of to_dict()
+ANNOUNCED: Final = "announced"  # status of a device that is not yet available
 _MAX_TENSOR_PARALLELISM: Final = 1024  # largest tensor parallelism: more than the heads of any model
 _MIN_RANKED: Final = 3  # fewest devices for a meaningful correlation
 
@@ -46,16 +50,25 @@ _RANKING_UNITS: Final = {
 
 @frozen(kw_only=True)
 class Ranked:
-    """A device, or the fewest of its kind that qualify, in the best qualifying precision by `merit`."""
+    """A device, or the fewest of its kind that qualify, in the best qualifying precision by `merit`.
+
+    merit        expected; at the bound if `expected` is None
+    bound_merit  at the bound, which no kernels exceed
+    expected     expected times; None if only the bound is known, or requested
+    """
 
     cell: Cell
     merit: float
+    bound_merit: float
+    expected: ExpectedTimes | None
 
 
 @frozen(kw_only=True, repr=False)
 class Choice(Rows):
     """The result of choose(). `comparison` has a cell for every device, allowed precision and number of devices.
 
+    ranked       devices that qualify, best first: by expected times, or all by bounds where no expected time is known
+    unmeasured   devices that qualify by bounds and have no expected times, beside others that have them; best first
     unavailable  devices that were not considered because they are not for sale and were not named
     """
 
@@ -69,6 +82,7 @@ class Choice(Rows):
     limits: Limits
     comparison: Comparison = field(repr=False)
     ranked: tuple[Ranked, ...] = field(repr=False)
+    unmeasured: tuple[Ranked, ...] = field(repr=False)
     rejected: tuple[Rejected, ...] = field(repr=False)
     unavailable: tuple[str, ...]
 
@@ -100,12 +114,16 @@ class Choice(Rows):
         return {name: value for name, value in correlations.items() if not isnan(value)}
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One row per device: qualifying devices by rank, then the others."""
-        for rank, one in enumerate(self.ranked, 1):
-            yield {"rank": rank, **self._facts(one.cell), "merit": one.merit, "factor": None, "reason": None}
+        """One row per device: qualifying devices by rank, those that only have bounds, then the others."""
+        for rank, one in enumerate((*self.ranked, *self.unmeasured), 1):
+            yield {
+                "rank": rank if rank <= len(self.ranked) else None, **self._facts(one.cell), "merit": one.merit,
+                "bound_merit": one.bound_merit, "expected": one.expected is not None, "factor": None, "reason": None,
+            }  # fmt: skip
         for other in self.rejected:
             yield {
-                "rank": None, **self._facts(other.cell), "merit": None, "factor": other.factor, "reason": other.reason,
+                "rank": None, **self._facts(other.cell), "merit": None, "bound_merit": None, "expected": None,
+                "factor": other.factor, "reason": other.reason,
             }  # fmt: skip
 
     def _facts(self, cell: Cell) -> dict[str, Any]:
@@ -172,7 +190,8 @@ def choose(
     years        time of continuous use over which a purchase price is spread; None: only cloud prices count
     progress     called with the number of finished combinations of precision and number of devices, and of all
 
-    The options are as in compare(). The ranking is by bounds, also where there are expected times.
+    The options are as in compare(). Devices qualify and are ranked by expected times; those of which only bounds are
+    known are listed apart. With `bound`, all are ranked by bounds.
 
     Raises InputError if an argument is invalid or the model does not generate.
     """
@@ -195,10 +214,13 @@ def choose(
     compared_model = comparison.cells[0].model
     if not compared_model.generates:
         raise InputError(f"{compared_model.name} must generate tokens to be ranked by them; use llmviewer compare")
-    ranked, rejected = _qualified(comparison, limits, ranking)
+    qualified, rejected = _qualified(comparison, limits, ranking)
+    expected = [one for one in qualified if one.expected]
     return Choice(
         model=compared_model, users=comparison.batches[0], quants=precisions, max_devices=device_limit, by=ranking,
-        limits=limits, comparison=comparison, ranked=ranked, rejected=rejected, unavailable=unavailable,
+        limits=limits, comparison=comparison, ranked=tuple(expected or qualified),
+        unmeasured=tuple(one for one in qualified if expected and not one.expected), rejected=rejected,
+        unavailable=unavailable,
     )  # fmt: skip
 
 
@@ -233,22 +255,50 @@ def _qualified(
             (cell, faults(cell, single_cells[cell.given_quant], limits, by=by, years=comparison.years))
             for cell in cells
         ]
-        qualified = [
-            Ranked(cell=cell, merit=_merit(cell, comparison, by)) for cell, reasons in cell_faults if not reasons
-        ]
-        if qualified:
-            ranked.append(min(qualified, key=lambda one: (one.cell.layout.devices, -one.merit)))
+        smallest = _smallest([cell for cell, reasons in cell_faults if not reasons], comparison, limits, by)
+        if isinstance(smallest, Ranked):
+            ranked.append(smallest)
         else:
-            rejected.append(closest([reasons for _, reasons in cell_faults]))
+            rejected.append(closest([*smallest, *(reasons for _, reasons in cell_faults if reasons)]))
     return (
         tuple(sorted(ranked, key=lambda one: -one.merit)),
         tuple(sorted(rejected, key=lambda one: (one.factor, one.excess))),
     )
 
 
+def _smallest(
+    cells: Sequence[Cell], comparison: Comparison, limits: Limits, by: Criterion
+) -> Ranked | list[list[Rejected]]:
+    """The smallest number of a device that meets the limits, in its best precision; or what each expected time exceeds.
+
+    cells  of one device, within the limits at the bound; those with expected times precede those without
+    """
+    exceeded: list[list[Rejected]] = []
+    for devices in sorted({cell.layout.devices for cell in cells}):
+        same = [cell for cell in cells if cell.layout.devices == devices]
+        if not comparison.bound:
+            expect_together(cell.result for cell in same)
+        met: list[Ranked] = []
+        for cell in same:
+            times = comparison.expected(cell)
+            reasons = expected_faults(cell, times, limits) if times else []
+            exceeded += [reasons] if reasons else []
+            met += [] if reasons else [_ranked(cell, times, comparison, by)]
+        if met:
+            return max(met, key=lambda one: (one.expected is not None, one.merit))
+    return exceeded
+
+
+def _ranked(cell: Cell, times: ExpectedTimes | None, comparison: Comparison, by: Criterion) -> Ranked:
+    bound_merit = _merit(cell, cell.tokens_per_s, comparison, by)
+    expected = cell.result.expected if times else None
+    merit = _merit(cell, expected.tokens_per_s, comparison, by) if expected else bound_merit
+    return Ranked(cell=cell, merit=merit, bound_merit=bound_merit, expected=times)
+
+
 def unsold(devices: Iterable[Hardware]) -> tuple[str, ...]:
     """Names of shipped devices that are not for sale; devices of the user's folder are never among them."""
-    announced = (device.name for device in devices if device.status == _ANNOUNCED)
+    announced = (device.name for device in devices if device.status == ANNOUNCED)
     return tuple(name for name in announced if hardware_file(name).parent == data_dir("hardware"))
 
 
@@ -272,8 +322,9 @@ def _spans_domains(cell: Cell) -> bool:
     return SCALE_OUT in cell.tiers and len(cell.tiers) > 1
 
 
-def _merit(cell: Cell, comparison: Comparison, by: Criterion) -> float:
-    tokens_per_s = float(cell.tokens_per_s[0])
+def _merit(cell: Cell, rates: Num, comparison: Comparison, by: Criterion) -> float:
+    """The figure that devices are ranked by, from output tokens per second."""
+    tokens_per_s = float(np.ravel(rates)[0])
     if by is Criterion.COST:
         return float(cell.per_dollar(tokens_per_s, comparison.years))
     return float(cell.per_joule(tokens_per_s)) if by is Criterion.ENERGY else tokens_per_s

@@ -7,13 +7,15 @@ from dataclasses import replace
 from math import inf, isnan, nan
 from typing import Any, Final
 
+import numpy as np
+
 from .. import arguments
 from ..analyzing.costs import Criterion
 from ..records import frozen
 from ..resource import Unit
 from ..units import seconds, si
 from .breakdown import Breakdown
-from .cells import DATA_TYPE, ENGINE, LINK, WHAT_IF, Cell
+from .cells import DATA_TYPE, ENGINE, LINK, WHAT_IF, Cell, ExpectedTimes
 
 MEMORY: Final = "memory"
 _UNKNOWN: Final = {  # by factor: what a device file lacks, and how to give it
@@ -129,6 +131,21 @@ def faults(cell: Cell, single: Cell, limits: Limits, *, by: Criterion, years: fl
         factor = "price" if by is Criterion.COST else "power"
         reason = "no cloud price; --depreciation YEARS counts the purchase price" if bought else _UNKNOWN[factor]
         reasons.append(fault(factor, inf, reason))
+    return reasons
+
+
+def expected_faults(cell: Cell, times: ExpectedTimes, limits: Limits) -> list[Rejected]:
+    """Expected times that exceed the limits."""
+    reasons = []
+    for factor, interval, limit in (
+        ("time to first token", times.ttft, limits.ttft_s), ("time per token", times.tpot, limits.tpot_s),
+    ):  # fmt: skip
+        time_s = float(np.ravel(interval.expected)[0]) if interval else 0.0
+        if limit is not None and time_s > limit:
+            amounts = f"{seconds(time_s)} expected, {time_s / limit:.3g}x the {seconds(limit)} allowed"
+            several = f", with {cell.layout.devices} devices" if cell.layout.devices > 1 else ""
+            reason = f"{factor}: {amounts}{several}"
+            reasons.append(Rejected(cell=cell, factor=factor, excess=time_s / limit, reason=reason))
     return reasons
 
 

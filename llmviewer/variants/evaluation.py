@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
 from functools import cached_property, partial
@@ -180,7 +180,7 @@ class Evaluation:
         if changes_passes(self.setting.techniques):
             return self._runs_expected(kernels)
         several = self.gen > 1
-        self.expect("prefill", *([_STEPS] if several else []))
+        self.expect(*self._generation_passes)
         first, rest = self.expected_pass("prefill"), self.expected_pass(_STEPS) if several else None
         if first is None or (several and rest is None):
             return None
@@ -282,14 +282,20 @@ class Evaluation:
         self._passes.update(zip(new, estimates, strict=True))
 
     @property
+    def _generation_passes(self) -> tuple[str, ...]:
+        """The passes whose expected times make those of the generation; none if techniques arrange passes."""
+        if changes_passes(self.setting.techniques):
+            return ()
+        return ("prefill", _STEPS) if self.gen > 1 else ("prefill",)
+
+    @property
     def phases(self) -> tuple[str, ...]:
         """The passes shown: the prefill and, if the model generates, a decode step."""
         return ("prefill", "decode") if self.kv_len else ("prefill",)
 
     def expect_all(self) -> None:
         """expect() of the passes shown and, unless techniques arrange them, of all passes of the generation."""
-        steps = self.gen > 1 and not changes_passes(self.setting.techniques)
-        self.expect(*self.phases, *([_STEPS] if steps else []))
+        self.expect(*dict.fromkeys((*self.phases, *self._generation_passes)))
 
     def launched(self, name: str, kernels: Kernels) -> PassLaunches:
         """A pass as launches of the library of `kernels`."""
@@ -383,6 +389,20 @@ class Evaluation:
         """The bound of most of the time of the decode step in the middle of the generation."""
         middle = replace(self, kv_len=self.prompt + self.gen // 2)
         return _bound(self.setting.decode_plan, middle.workload("decode"))
+
+
+def expect_together(evaluations: Iterable[Evaluation]) -> None:
+    """Evaluates the kernels of several generations, which takes less time than one after another."""
+    by_kernels: dict[int, list[tuple[Evaluation, str]]] = {}
+    for one in evaluations:
+        new = [name for name in one._generation_passes if name not in one._passes]  # noqa: SLF001
+        by_kernels.setdefault(id(one.setting.kernels), []).extend((one, name) for name in new)
+    for passes in by_kernels.values():
+        kernels = passes[0][0].setting.kernels if passes else None
+        if kernels:
+            launched = [one.launched(name, kernels) for one, name in passes]
+            for (one, name), expected in zip(passes, kernels.expect_passes(launched), strict=True):
+                one._passes[name] = expected  # noqa: SLF001
 
 
 def _times(schedule: Schedule, shape: tuple[int, ...]) -> Times:

@@ -164,7 +164,8 @@ class PrecisionOptions(TypedDict, total=False):
             about="Bits or formats of weights, activations and KV cache: W4A16g128, W8A8KV8, fp8, Wnf4A16.",
             more="Per part of the model: W4A16g128,down_proj=W8A16,layers.0-3=W16A16. fp8, int8, mxfp8 and nvfp4 set "
             "weights and activations; int4, nf4, mxfp6 and mxfp4 weights only; fp8KV8 also the KV cache. Or a type of "
-            "llama.cpp files: Q4_K_M, Q8_0,A8g32. If not given, `published`: as the model was; parts may follow it.",
+            "llama.cpp files: Q4_K_M, Q8_0,A8g32. After a group size: bits of scales, bits of zero points, scales per "
+            "32-bit scale: W4A16g64s8z0d256. If not given, `published`: as the model was; parts may follow it.",
             metavar="SCHEME",
             label="Precision",
             term="precision",

@@ -18,6 +18,8 @@ class Format:
     bits      bits per element; may be fractional (1.58 for ternary weights)
     compute   data type of multiplication on units that support it: a key of WIDER
     group     elements that share a scale (and a zero point); 0: too few scales to count
+    scale_bits, zero_bits  bits of a scale and of a zero point
+    scale_group  scales under a 32-bit scale: double quantization (arXiv:2305.14314, section 3); 0: none
     """
 
     name: str
@@ -26,11 +28,15 @@ class Format:
     group: int = 0
     scale_bits: float = 0
     zero_bits: float = 0
+    scale_group: int = 0
 
     @property
     def stored_bits(self) -> float:
         """Bits per element in memory, with its share of scales and zero points (arXiv:2404.14294, eq. 9)."""
-        return self.bits + (self.scale_bits + self.zero_bits) / self.group if self.group else self.bits
+        if not self.group:
+            return self.bits
+        shared = 32 / self.scale_group if self.scale_group else 0
+        return self.bits + (self.scale_bits + shared + self.zero_bits) / self.group
 
     def __str__(self) -> str:
         return f"{self.name} g{self.group}" if self.group != default_group(self) else self.name
@@ -68,7 +74,7 @@ NAMED: Final[dict[str, Format]] = {
         Format("int8", 8, "int8"),
         Format("int4", 4, "int4"),
         Format("nf4", 4, "table", group=64, scale_bits=32),  # arXiv:2305.14314, section 3, without double quantization
-        Format("nf4dq", 4, "table", group=64, scale_bits=8 + 32 / 256),  # ... with it: a scale of 256 scales of 8 bits
+        Format("nf4dq", 4, "table", group=64, scale_bits=8, scale_group=256),  # ... with it
         Format("mxfp8", 8, "fp8", group=32, scale_bits=8),  # OCP Microscaling Formats v1.0, table 1
         Format("mxfp6", 6, "fp6", group=32, scale_bits=8),
         Format("mxfp4", 4, "fp4", group=32, scale_bits=8),
@@ -137,6 +143,7 @@ class Scheme:
 
 AS_PUBLISHED = Scheme()
 
+_SCALE_BITS: Final = 16  # of a scale, by default
 _NUMBER = r"\d+(?:\.\d+)?"
 _NAME = "|".join(sorted((*NAMED, *_SYNONYMS), key=len, reverse=True))
 _BLOCKS: Final = {  # llama.cpp's --cache-type-k: blocks of 32 elements, by their bytes; codes are multiplied in 8 bits
@@ -144,14 +151,16 @@ _BLOCKS: Final = {  # llama.cpp's --cache-type-k: blocks of 32 elements, by thei
     for name, nbytes in {"q8_0": 34, "q5_1": 24, "q5_0": 22, "q4_1": 20, "q4_0": 18, "iq4_nl": 18}.items()
 }
 _PART: Final = re.compile(
-    rf"(kv|w|a)({_NUMBER}|{_NAME}|(?<=kv)(?:{'|'.join(_BLOCKS)}))(?:[-_]?g(\d+))?[-_/,]?", re.IGNORECASE
+    rf"(kv|w|a)({_NUMBER}|{_NAME}|(?<=kv)(?:{'|'.join(_BLOCKS)}))(?:[-_]?g(\d+)(?:s(\d+))?(?:z(\d+))?(?:d(\d+))?)?[-_/,]?",
+    re.IGNORECASE,
 )
 _BARE_FORMAT: Final = re.compile(rf"({_NAME})(?:$|[-_/,]?(?=kv))")  # a format, perhaps with a cache format after it
 _NOTATION: Final = (
     "bits or formats of W (weights), A (activations) and KV (cache), each at most once, such as W4A16g128, W8A8, "
     f"W4KV4, KV8, W1.58A8 or Wnf4A16, or one format of {', '.join(sorted((*_OPERANDS_OF_BARE_FORMAT, 'fp8')))} "
     "alone or before that of the cache, as in fp8KV8 and KVq8_0 "
-    "(AWQ and GPTQ: W4A16g128; fp4: nvfp4 or mxfp4), or a file type of llama.cpp such as Q4_K_M or Q8_0"
+    "(AWQ and GPTQ: W4A16g128; scales of 8 bits, no zero points, double quantization: W4A16g64s8z0d256; fp4: nvfp4 or "
+    "mxfp4), or a file type of llama.cpp such as Q4_K_M or Q8_0"
 )
 _FOREIGN_NAMES: Final = {  # by what others call them
     "awq": "W4A16g128", "gptq": "W4A16g128", "4bit": "W4A16 or W4A16g128", "4-bit": "W4A16 or W4A16g128",
@@ -163,7 +172,9 @@ _FOREIGN_NAMES: Final = {  # by what others call them
 def parse_scheme(text: str) -> Scheme:
     """The Scheme of a text in common notation, such as "W4A16g128".
 
-    A group size follows the format it belongs to; after activations without one, it belongs to the weights.
+    A group size follows the format it belongs to; after activations without one, it belongs to the weights. Bits of
+    scales (s; 16 by default), bits of zero points (z; those of an integer format, else 0) and the number of scales that
+    share a 32-bit scale (d; none by default) follow the group size.
 
     Raises InputError, with the notation, if the text does not parse.
     """
@@ -181,13 +192,15 @@ def parse_scheme(text: str) -> Scheme:
         match = _PART.match(notation, position)
         if not match or match[1] in formats:
             raise InputError(f"quantization must be {_NOTATION}; got {text!r}")
-        group = int(match[3]) if match[3] else 0
-        if match[3] and not group:
-            raise InputError(f"quantization {text!r}: a group must have at least one value; got g{match[3]}")
-        if group and match[1] == "a" and "w" in formats and not formats["w"].group:
-            formats["w"] = _grouped(formats["w"], group, text)  # W4A16g128: the group is that of the weights
-            group = 0
-        formats[match[1]] = _grouped(_format(match[2], text), group, text)
+        fmt = _format(match[2], text)
+        if not match[3]:
+            formats[match[1]] = fmt
+        elif (
+            match[1] == "a" and "w" in formats and not formats["w"].group
+        ):  # W4A16g128: the group is that of the weights
+            formats |= {"w": _grouped(formats["w"], match, text), "a": fmt}
+        else:
+            formats[match[1]] = _grouped(fmt, match, text)
         position = match.end()
     if not formats:
         raise InputError(f"quantization must be {_NOTATION}; got {text!r}")
@@ -200,7 +213,7 @@ def notation(scheme: Scheme) -> str:
     if weight and weight == activation == NAMED.get(weight.name) and not cache and not weight.name.startswith("int"):
         return _name(weight)
     uses = [("W", weight), ("A", activation), ("KV", cache)]
-    groups = {use: f"g{fmt.group}" if fmt and fmt.group != default_group(fmt) else "" for use, fmt in uses}
+    groups = {use: _group(fmt) if fmt and fmt.group != default_group(fmt) else "" for use, fmt in uses}
     if groups["A"]:  # before the weights: a group after both would be theirs
         uses[:2] = reversed(uses[:2])
     elif activation:  # W4A16g128
@@ -234,12 +247,36 @@ def _format(text: str, scheme: str) -> Format:
     return Format(f"int{text}", bits, "int4" if bits <= 4 else "int8")
 
 
-def _grouped(fmt: Format, group: int, scheme: str) -> Format:
-    """`fmt` with a 16-bit scale per `group` elements, and for integers a zero point of their width."""
-    if not group:
-        return fmt
+def _grouped(fmt: Format, match: re.Match[str], scheme: str) -> Format:
+    """`fmt` with the group size of `match`, its bits of scales and zero points or the default ones."""
+    size, scale, zero, shared = match.group(3, 4, 5, 6)
+    for letter, number, must in (("g", size, "a group must have at least one value"),
+                                 ("s", scale, "a scale must have 1 to 32 bits"),
+                                 ("d", shared, "a scale of scales must have at least one")):  # fmt: skip
+        if number and (not int(number) or (letter == "s" and int(number) > 32)):
+            raise InputError(f"quantization {scheme!r}: {must}; got {letter}{number}")
+    if zero and int(zero) > 32:
+        raise InputError(f"quantization {scheme!r}: a zero point must have 0 to 32 bits; got z{zero}")
     if fmt.bits >= HALF.bits or fmt.group:
         raise InputError(
             f"quantization {scheme!r}: a group size needs a low-bit format without its own; got {fmt.name}"
         )
-    return replace(fmt, group=group, scale_bits=16, zero_bits=fmt.bits if fmt.name.startswith("int") else 0)
+    return replace(
+        fmt,
+        group=int(size),
+        scale_bits=int(scale or _SCALE_BITS),
+        zero_bits=int(zero) if zero else _zero_bits(fmt),
+        scale_group=int(shared or 0),
+    )
+
+
+def _zero_bits(fmt: Format) -> float:
+    """Bits of a zero point by default: those of an integer; other formats have none."""
+    return fmt.bits if fmt.name.startswith("int") else 0
+
+
+def _group(fmt: Format) -> str:
+    """The group of a format as a scheme writes it."""
+    scale = f"s{fmt.scale_bits:g}" if fmt.scale_bits != _SCALE_BITS else ""
+    zero = f"z{fmt.zero_bits:g}" if fmt.zero_bits != _zero_bits(fmt) else ""
+    return f"g{fmt.group}{scale}{zero}" + (f"d{fmt.scale_group}" if fmt.scale_group else "")

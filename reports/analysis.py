@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from llmviewer.analyzing.analysis import Analysis
 from llmviewer.analyzing.facts import plain
 from llmviewer.analyzing.phases import Phase
+from llmviewer.analyzing.precision_effect import TOTAL, PrecisionEffect
 from llmviewer.devices.hardware import Hardware
 from llmviewer.expectation.engines import ENGINES
 from llmviewer.units import fold, seconds, si
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 _GREATER_EQUAL, _LESS_EQUAL = "\N{GREATER-THAN OR EQUAL TO}", "\N{LESS-THAN OR EQUAL TO}"
 _ALL_OPERATORS: Final = f"--all lists the operators under {SMALL_SHARE:.0%} of the time too."
+_MIN_SHARE: Final = 0.01  # of a phase's time, from which operators with a change of bound are named
 _OVERLAP: Final = (
     "At the bound, arithmetic and memory traffic of a launch overlap completely, and launches follow one another "
     "without a gap."
@@ -82,6 +84,7 @@ def summary(analysis: Analysis) -> list[Line]:
         *_time_lines(analysis),
         *(Line(measured_label(one), sentence(one.said), on_page=True) for one in analysis.measured),
         *_effect_lines(analysis),
+        *_precision_lines(analysis),
     ]
     return [*times, *memory] if analysis.memory.fits else [*memory, *times]
 
@@ -91,6 +94,22 @@ def _effect_lines(analysis: Analysis) -> list[Line]:
     lines = effect_lines(analysis.effect) if analysis.effect else ()
     cards = len(effect_cards(analysis))
     return [Line(label, text, on_page=i >= cards) for i, (label, text) in enumerate(lines)]
+
+
+def _precision_lines(analysis: Analysis) -> list[Line]:
+    """Gain of a precision over the published one, and the bounds of operators before and after, by phase."""
+    effects = dict(analysis.precision_effect or {})
+    if not effects:
+        return []
+    total = effects.pop(TOTAL, effects["prefill"])
+    phases = ", ".join(f"{name} {fold(one.speed_up)} ({_shifts(one)})" for name, one in effects.items())
+    return [Line("precision", f"E2E {fold(total.speed_up)} as fast at the bound as published: {phases}", on_page=True)]
+
+
+def _shifts(effect: PrecisionEffect) -> str:
+    """Such as "93% compute to compute, 7% memory to memory", or "memory to memory" if nearly all of it is."""
+    shares = [(shift.share, f"{shift.before} to {shift.after}") for shift in effect.shifts if shift.share >= _MIN_SHARE]
+    return shares[0][1] if len(shares) == 1 else ", ".join(f"{share:.0%} {bounds}" for share, bounds in shares)
 
 
 def _time_lines(analysis: Analysis) -> list[Line]:

@@ -230,6 +230,7 @@ def test_conversions_are_counted_apart_from_the_models_arithmetic(
         (FP16, 16),
         (Format("int4", 4, "int4", group=128, scale_bits=16, zero_bits=4), 4.15625),  # 4 + (16 + 4) / 128
         (Format("int8", 8, "int8", group=64, scale_bits=16, zero_bits=8), 8.375),  # 8 + (16 + 8) / 64
+        (Format("nf4", 4, "table", group=64, scale_bits=8, scale_group=256), 4.126953125),  # 4 + (8 + 32 / 256) / 64
         (Format("int3", 3, "int4", group=32, scale_bits=16, zero_bits=3), 3.59375),  # 3 + 19 / 32
     ],
 )

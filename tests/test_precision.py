@@ -53,6 +53,9 @@ INT4_G128 = Format("int4", 4, "int4", group=128, scale_bits=16, zero_bits=4)
         ("W4KV8g64", NAMED["int4"], None, Format("int8", 8, "int8", group=64, scale_bits=16, zero_bits=8)),
         ("W1.58A8", Format("int1.58", 1.58, "int4"), INT8, None),
         ("W3g128", Format("int3", 3, "int4", group=128, scale_bits=16, zero_bits=3), None, None),
+        ("W4A16g128s8", replace(INT4_G128, scale_bits=8), HALF, None),
+        ("W4g64s32z0", Format("int4", 4, "int4", group=64, scale_bits=32), None, None),
+        ("W4A16g64s8z8d256", replace(INT4_G128, group=64, scale_bits=8, zero_bits=8, scale_group=256), HALF, None),
         ("W6", Format("int6", 6, "int8"), None, None),
         ("Wnf4A16", NAMED["nf4"], HALF, None),
         ("Wfp8A8", FP8, INT8, None),  # A8 is int8 whatever W is
@@ -87,7 +90,21 @@ def test_a_group_has_at_least_one_value(text):
         parse_scheme(text)
 
 
-@given(st.text(st.sampled_from("wakvKW0123456789.gfpint_- "), max_size=12))
+@pytest.mark.parametrize(
+    ("text", "must"),
+    [
+        ("W4g128s0", "a scale must have 1 to 32 bits; got s0"),
+        ("W4g128s64", "a scale must have 1 to 32 bits; got s64"),
+        ("W4g128z64", "a zero point must have 0 to 32 bits; got z64"),
+        ("W4g128d0", "a scale of scales must have at least one; got d0"),
+    ],
+)
+def test_scales_and_zero_points_have_bits(text, must):
+    with pytest.raises(InputError, match=rf"^quantization '{text}': {must}$"):
+        parse_scheme(text)
+
+
+@given(st.text(st.sampled_from("wakvKW0123456789.gszdfpint_- "), max_size=12))
 def test_any_text_is_a_scheme_or_an_error(text):
     with suppress(InputError):
         scheme = parse_scheme(text)
@@ -112,7 +129,8 @@ def test_a_notation_is_read_as_what_it_is_of(weight, activation, kv_cache):
 
 
 @pytest.mark.parametrize(
-    "text", ["W4A16g128", "W8A8", "fp8", "bf16", "nvfp4", "W4Afp8g128", "W4A8KV8", "KV8", "A8g32W8"]
+    "text",
+    ["W4A16g128", "W8A8", "fp8", "bf16", "nvfp4", "W4Afp8g128", "W4A8KV8", "KV8", "A8g32W8", "W4A16g128s8z0d256"],
 )
 def test_a_notation_is_as_the_field_writes_it(text):
     assert notation(parse_scheme(text)) == text
@@ -448,7 +466,7 @@ def test_a_name_of_elsewhere_is_pointed_to_the_notation(text):
     told = str(error.value)
     assert "\n" not in told
     assert " fp8, " in told
-    assert "(AWQ and GPTQ: W4A16g128; fp4: nvfp4 or mxfp4), or a file type of llama.cpp such as Q4_K_M or Q8_0" in told
+    assert "fp4: nvfp4 or mxfp4), or a file type of llama.cpp such as Q4_K_M or Q8_0" in told
 
 
 def test_formats_that_are_named_alone_are_what_help_and_readme_say():

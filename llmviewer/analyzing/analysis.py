@@ -30,6 +30,7 @@ from .measured import RatedMeasurement, rate_measurements
 from .measured import check as check_measured
 from .notes import notes, robot_notes
 from .phases import OperatorResult, Phases, phase, unmodelled_notes
+from .precision_effect import PrecisionEffect, precision_effect
 
 if TYPE_CHECKING:
     from .effect import Effect
@@ -46,6 +47,7 @@ class Analysis(Rows):
     setting   model, device, precision, layout, techniques and kernels
     request   batch and lengths; gen and kv_len are None if the model does not generate
     effect    effect of techniques; None without techniques
+    precision_effect  effect of a precision other than the published one, by phase and on the generation; None without
     measured  verdicts on times that the user measured
     find_faster    computes `faster` on first use, as it is slow and only reports show it
     find_memory_fixes     computes `memory_fixes` likewise
@@ -63,6 +65,7 @@ class Analysis(Rows):
     generation: GenerationResult
     notes: tuple[str, ...] = field(repr=False)
     effect: Effect | None = field(default=None, repr=False)
+    precision_effect: Mapping[str, PrecisionEffect] | None = field(default=None, repr=False)
     measured: tuple[RatedMeasurement, ...] = field(default=(), repr=False)
     find_faster: Callable[[], tuple[FasterLibrary, ...]] = field(default=tuple, repr=False, compare=False)
     evaluation: Evaluation | None = field(default=None, repr=False, compare=False)
@@ -112,6 +115,9 @@ class Analysis(Rows):
             },
             "generation": asdict(self.generation),
             "effect": asdict(self.effect) | {"speed_up": self.effect.speed_up} if self.effect else None,
+            "precision_effect": {name: asdict(one) for name, one in self.precision_effect.items()}
+            if self.precision_effect
+            else None,
             "measured": [asdict(one) for one in self.measured],
             "faster": [asdict(one) for one in self.faster],
             "notes": list(self.remarks),
@@ -238,6 +244,7 @@ def _analysis(setting: Setting, request: Request, measured_values: Mapping[str, 
             *(() if setting.bound else unmodelled_notes(phases)),
         ),
         effect=technique_effect,
+        precision_effect=precision_effect(evaluation),
         measured=rate_measurements(measured_values, result, setting),
         find_faster=partial(faster_libraries, evaluation),
         evaluation=evaluation,

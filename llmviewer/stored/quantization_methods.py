@@ -165,7 +165,7 @@ def _bitsandbytes(q: Section, _: Section) -> Stored:
     elif q.flag("load_in_4bit", default=False):
         kind = q.choice("bnb_4bit_quant_type", ("nf4", "fp4"), "fp4")
         twice = q.flag("bnb_4bit_use_double_quant", default=False)
-        fmt = Format(kind, 4, "table", group=64, scale_bits=8 + 32 / 256 if twice else 32)
+        fmt = Format(kind, 4, "table", group=64, scale_bits=8 if twice else 32, scale_group=256 if twice else 0)
         text = f"bitsandbytes {kind} weights" + (", quantized twice" if twice else "")
         rule = Rule(scheme(fmt, text=text), towers=True)
     else:

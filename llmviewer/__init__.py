@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .analyzing.one_kernel import KernelEstimate, kernel
     from .comparing.choice import Choice, choose
     from .comparing.comparison import Comparison, compare
+    from .comparing.machine_fit import MachineFit, fit
     from .devices.files import hardware_names, load_hardware
     from .devices.hardware import Hardware
     from .errors import InputError
@@ -57,6 +58,8 @@ _HOME = {
     "choose": "comparing.choice",
     "Comparison": "comparing.comparison",
     "compare": "comparing.comparison",
+    "MachineFit": "comparing.machine_fit",
+    "fit": "comparing.machine_fit",
     "Disaggregated": "analyzing.disaggregation",
     "disaggregate": "analyzing.disaggregation",
     "Hardware": "devices.hardware",
@@ -103,6 +106,7 @@ __all__ = [
     "InputError",
     "KernelEstimate",
     "LoadCurve",
+    "MachineFit",
     "Model",
     "Objective",
     "Request",
@@ -124,6 +128,7 @@ __all__ = [
     "concurrency_sweep",
     "disaggregate",
     "evaluate",
+    "fit",
     "hardware_names",
     "kernel",
     "load_hardware",

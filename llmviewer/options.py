@@ -366,6 +366,10 @@ class DisaggregatedOptions(SideOptions, BoundOptions, PassOptions, total=False):
     """Options that prefill and decode devices share."""
 
 
+class MachineOptions(HardwareOptions, EngineOptions, total=False):
+    """Options of a search for the models that a device runs."""
+
+
 class FleetOptions(TechniqueOptions, HardwareOptions, LibraryOptions, EngineOptions, BoundOptions, total=False):
     """Options that all settings share where devices, precisions and layouts are compared."""
 

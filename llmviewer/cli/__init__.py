@@ -26,6 +26,7 @@ _COMMANDS = {  # module of this package and summary, which the command's docstri
     "choose": ("comparing", "Rank devices for a use of MODEL."),
     "compare": ("comparing", "Compare MODEL on several devices."),
     "docs": ("docs", "List the pages of the documentation, or show one."),
+    "fit": ("fit", "List the models that run on HARDWARE, or on this machine."),
     "hardware": ("listings", "List devices, or show every number of one with its source."),
     "kernel": ("kernel", "Give the bound and the expected time of one kernel."),
     "measure": ("measure", "Measure this machine's bandwidths, matrix rates and kernels."),

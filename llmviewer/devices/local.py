@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..errors import InputError
-from .files import known_file
+from .files import known_file, load_hardware
+from .hardware import Hardware
 
 _QUERY: Final = (
     "name", "memory.total", "clocks.max.sm", "clocks.max.memory", "power.default_limit", "compute_cap",
@@ -58,6 +60,42 @@ def draft(root: Path = Path("/")) -> str:
     Raises InputError if /proc/cpuinfo cannot be read.
     """
     return "---\n".join((_cpu(root), *_gpus()))
+
+
+def local_device() -> Hardware:
+    """The GPU of this machine, if one that ships is like it; Apple's chips with the memory that the machine has.
+
+    Raises InputError if there is none, or it is unknown.
+    """
+    names = [row["name"] for row, _ in _driver_rows()]
+    if sys.platform == "darwin":
+        names = [_sysctl("machdep.cpu.brand_string").removeprefix("Apple ")]
+    for name in names:
+        if file := known_file(name):
+            device = load_hardware(file.stem)
+            memory = _sysctl("hw.memsize") if sys.platform == "darwin" else ""
+            if not memory.isdecimal():
+                return device
+            usable = int(memory) * device.capacity / device.numbers["memory.capacity"]
+            return load_hardware(file.stem, [f"memory.capacity={memory} B", f"memory.usable={usable:.0f} B"])
+    reason = f"no shipped device is {names[0]!r}" if names else "no GPU was found"
+    raise InputError(
+        f"hardware must be named here: {reason} (`llmviewer hardware` lists devices, `llmviewer hardware --local` "
+        "drafts a file of this machine)"
+    )
+
+
+def _sysctl(key: str) -> str:
+    """A value of the kernel of macOS; "" if unknown."""
+    return _output(["/usr/sbin/sysctl", "-n", key]).strip()
+
+
+def _output(command: list[str]) -> str:
+    """Standard output of a program; "" without it."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def _cpu(root: Path) -> str:
@@ -140,13 +178,14 @@ def _caches(root: Path) -> dict[str, int]:
 
 def _gpus() -> list[str]:
     """Documents of the driver's GPUs, one per model; none without a driver."""
-    command = ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
-    try:
-        output = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout  # noqa: S603
-    except (OSError, subprocess.SubprocessError):
-        return []
+    return [_gpu(row, count) for row, count in _driver_rows()]
+
+
+def _driver_rows() -> list[tuple[dict[str, str], int]]:
+    """Properties of each model of GPU by the driver, and the number of such GPUs; none without a driver."""
+    output = _output(["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"])
     rows = Counter(tuple(cell.strip() for cell in line.split(",")) for line in output.splitlines() if line.strip())
-    return [_gpu(dict(zip(_QUERY, row, strict=False)), count) for row, count in rows.items()]
+    return [(dict(zip(_QUERY, row, strict=False)), count) for row, count in rows.items()]
 
 
 def _gpu(properties: Mapping[str, str], count: int) -> str:

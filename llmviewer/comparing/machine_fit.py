@@ -1,0 +1,328 @@
+"""fit(): the shipped models that run on a device, at which precision, how fast, and with how much room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
+from itertools import groupby
+from typing import Any, ClassVar, Final, NamedTuple, Unpack
+
+from .. import __version__, arguments
+from ..devices.files import loaded
+from ..devices.hardware import Hardware
+from ..devices.local import local_device
+from ..errors import InputError
+from ..expectation.engines import Engine, find_engine
+from ..expectation.expected import Interval
+from ..expectation.whole_passes import backend_of, has_hbm
+from ..model_files import load_model, model_facts
+from ..model_index import ModelFacts, all_facts
+from ..options import MachineOptions, document_options
+from ..records import frozen
+from ..rows import Rows
+from ..setting import Setting, whole_number
+from ..transforms.quantize import PUBLISHED, parse_quantization
+from ..variants.evaluation import Evaluation
+
+SCHEMA_VERSION: Final = 1  # of to_dict()
+CONTEXT: Final = 8192  # tokens of a conversation
+MAX_SHOWN: Final = 30  # models by default: each is evaluated by its own graph
+_CHUNK: Final = 512  # prompt tokens of the pass whose activations are counted
+_PREFILTER: Final = 0.8  # share of parameters that all models store in the format of their precision
+_NARROW_BITS: Final = 8.5  # weights that are published so narrow need no other precision
+
+
+class _WeightFormat(NamedTuple):
+    """A precision of weights, and the bits of a weight with its scales."""
+
+    quant: str
+    bits: float
+
+
+# Of GGUF files: bits of a Llama 3.1 8B (github.com/ggml-org/llama.cpp, tools/quantize/README.md); of MLX: groups of 64
+# with scale and bias of 16 bits (github.com/ml-explore/mlx-lm, mlx_lm/convert.py); those that engines of servers run.
+_PRECISIONS: Final[Mapping[str, tuple[_WeightFormat, ...]]] = {
+    "llama.cpp": (
+        _WeightFormat("Q8_0", 8.5), _WeightFormat("Q6_K", 6.56), _WeightFormat("Q5_K_M", 5.7),
+        _WeightFormat("Q4_K_M", 4.89),
+    ),
+    "mlx": (_WeightFormat("W8A16g64", 8.5), _WeightFormat("W6A16g64", 6.5), _WeightFormat("W4A16g64", 4.5)),
+}  # fmt: skip
+_SERVER_PRECISIONS: Final = (_WeightFormat("fp8", 8), _WeightFormat("W4A16g128", 4.125))
+
+
+@frozen(kw_only=True)
+class Fitting:
+    """A model that runs on the device, one sequence at a time with `context` tokens.
+
+    others       models of the same shape
+    room_bytes   memory that is left [B]
+    max_context  tokens that fit, at most those of the model
+    bound_s      lower bound of a decode step at the end of the context [s]
+    step_s       expected time of the step; None if only the bound is known [s]
+    """
+
+    facts: ModelFacts
+    others: tuple[str, ...]
+    quant: str
+    evaluation: Evaluation = field(repr=False)
+    max_context: int | None
+
+    @property
+    def memory_bytes(self) -> float:
+        return float(self.evaluation.memory_bytes)
+
+    @property
+    def room_bytes(self) -> float:
+        return self.evaluation.setting.hardware.capacity - self.memory_bytes
+
+    @property
+    def bound_s(self) -> float:
+        return float(self.evaluation.pass_s("decode"))
+
+    @property
+    def step_s(self) -> Interval | None:
+        return self.evaluation.expected_pass_s("decode")
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Expected decode speed; that of the bound if only it is known."""
+        return 1 / float(self.step_s.expected if self.step_s else self.bound_s)
+
+
+@frozen(kw_only=True, repr=False)
+class MachineFit(Rows):
+    """The result of fit(), the largest models first.
+
+    engine      serving engine of the expected times
+    chosen      whether the engine was not given
+    too_large   shipped models that do not fit in any of the precisions, the smallest first
+    too_slow    models that fit, but do not reach tokens_per_s in any of the precisions
+    short       models with a shorter context
+    unevaluated smaller models, which were not evaluated
+    refused     models that the device or the engine cannot run, with the reason
+    """
+
+    report: ClassVar = "machine_fit"
+
+    hardware: Hardware
+    engine: Engine
+    chosen: bool
+    found: bool
+    context: int
+    target: float
+    quants: tuple[str, ...]
+    fitting: tuple[Fitting, ...] = field(repr=False)
+    too_large: tuple[str, ...] = field(repr=False)
+    too_slow: tuple[str, ...] = field(repr=False)
+    short: tuple[str, ...] = field(repr=False)
+    unevaluated: tuple[str, ...] = field(repr=False)
+    refused: tuple[tuple[str, str], ...] = field(repr=False)
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The inputs of the JSON document."""
+        return {
+            "context": self.context, "tokens_per_s": self.target or None, "engine": self.engine.name,
+            "quants": list(self.quants), "hardware_set": list(self.hardware.changes),
+        }  # fmt: skip
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A row for each model that runs."""
+        for one in self.fitting:
+            step = one.step_s
+            yield {
+                "model": one.facts.name, "same_shape": " ".join(one.others), "parameters": one.facts.parameters,
+                "active_parameters": one.facts.active_parameters, "quant": one.quant,
+                "memory_bytes": one.memory_bytes, "room_bytes": one.room_bytes, "max_context": one.max_context,
+                "decode_s": one.bound_s, "expected_decode_s": step and float(step.expected),
+                "expected_decode_low_s": step and float(step.low), "expected_decode_high_s": step and float(step.high),
+                "tokens_per_s": one.tokens_per_s,
+            }  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document; docs/compare.md has its keys."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "llmviewer_version": __version__,
+            "hardware": self.hardware.name,
+            "capacity_bytes": self.hardware.capacity,
+            "inputs": self.inputs,
+            "models": [{**row, "same_shape": row["same_shape"].split()} for row in self.rows()],
+            "too_large": list(self.too_large),
+            "too_slow": list(self.too_slow),
+            "shorter_context": list(self.short),
+            "not_evaluated": list(self.unevaluated),
+            "refused": [{"model": name, "reason": reason} for name, reason in self.refused],
+        }
+
+
+@document_options(MachineOptions)
+def fit(
+    hardware: str | Hardware | None = None,
+    *,
+    models: Sequence[str] = (),
+    context: int = CONTEXT,
+    tokens_per_s: float = 0,
+    quants: Sequence[str] = (),
+    limit: int | None = MAX_SHOWN,
+    progress: Callable[[int, int], object] = lambda finished, models: None,
+    **options: Unpack[MachineOptions],
+) -> MachineFit:
+    """The shipped models that run on a device, each in the widest precision that fits.
+
+    hardware      device; None: the GPU of this machine
+    models        beginnings of names, such as "qwen3"; none: all
+    context       tokens of prompt and output that must fit
+    tokens_per_s  least decode speed, expected or, without measurements, at the bound; precisions get narrower for it
+    quants        precisions to choose from, the widest first; none: those of GGUF files for llama.cpp, of MLX, or of
+                  the checkpoint, fp8 and 4-bit weights
+    limit         number of models that are evaluated, the largest first; None: all
+    progress      called with the number of evaluated models, and of all
+
+    Without an engine, GPUs with stacked memory (HBM) run vLLM, Apple's MLX and others llama.cpp.
+
+    Raises InputError if an argument is invalid, or no device is given and this machine has none that is known.
+    """
+    length, size_limit = whole_number("context", context), None if limit is None else whole_number("limit", limit)
+    if tokens_per_s < 0:
+        raise InputError(f"tokens_per_s must be at least 0; got {tokens_per_s:g}")
+    values = arguments.with_defaults(options, MachineOptions)
+    device = loaded(local_device() if hardware is None else hardware, values["hardware_set"])
+    engine = find_engine(values["engine"] or _engine_of(device))
+    if engine.has_whole_passes:
+        backend_of(engine.name, device)
+    for text in quants:
+        parse_quantization(text)
+    precisions = tuple(_WeightFormat(text, 0) for text in quants) or _PRECISIONS.get(engine.name, _SERVER_PRECISIONS)
+    search = _Search(device=device, engine=engine, context=length, target=tokens_per_s, precisions=precisions)
+    shapes = _shapes(_named(models))
+    short = [one.name for group in shapes for one in group if one.max_context and one.max_context < length]
+    shapes = [group for group in shapes if not (group[0].max_context and group[0].max_context < length)]
+    fitting: list[Fitting] = []
+    too_large: list[str] = []
+    too_slow: list[str] = []
+    unevaluated: list[str] = []
+    refused: list[tuple[str, str]] = []
+    for finished, (facts, *others) in enumerate(shapes):
+        names = [facts.name, *(one.name for one in others)]
+        progress(finished, len(shapes))
+        if size_limit is not None and len(fitting) >= size_limit:
+            unevaluated += names
+            continue
+        trial = search.widest(facts)
+        if trial.refusal and not trial.evaluation:
+            refused += [(name, trial.refusal) for name in names]
+        elif trial.evaluation is None or not trial.evaluation.fits:
+            too_large += names
+        elif not trial.fast:
+            too_slow += names
+        else:
+            quant, evaluation = trial.quant, trial.evaluation
+            fitting.append(
+                Fitting(
+                    facts=facts, others=tuple(names[1:]), quant=quant, evaluation=evaluation,
+                    max_context=_max_context(facts, evaluation),
+                )
+            )  # fmt: skip
+    progress(len(shapes), len(shapes))
+    return MachineFit(
+        hardware=device, engine=engine, chosen=not values["engine"], found=hardware is None, context=length,
+        target=tokens_per_s, quants=tuple(one.quant for one in precisions), fitting=tuple(fitting),
+        too_large=tuple(reversed(too_large)), too_slow=tuple(too_slow), short=tuple(short),
+        unevaluated=tuple(unevaluated), refused=tuple(refused),
+    )  # fmt: skip
+
+
+def _engine_of(device: Hardware) -> str:
+    """The engine that users of such a device run."""
+    return "mlx" if device.vendor == "apple" else "vllm" if has_hbm(device) else "llama.cpp"
+
+
+def _named(prefixes: Sequence[str]) -> list[ModelFacts]:
+    """Facts of shipped models that generate and whose names begin so, the largest first.
+
+    Raises InputError if there is none of a name.
+    """
+    facts = [one for one in all_facts(lambda name: model_facts(load_model(name))) if one.generates]
+    for prefix in prefixes:
+        if not any(one.name.startswith(prefix.lower()) for one in facts):
+            raise InputError(f"models: no model that generates begins with {prefix!r} (`llmviewer models` lists all)")
+    selected = [one for one in facts if not prefixes or one.name.startswith(tuple(map(str.lower, prefixes)))]
+    return sorted(selected, key=lambda one: (-one.parameters, one.name))
+
+
+def _shapes(facts: Sequence[ModelFacts]) -> list[list[ModelFacts]]:
+    """Models of one shape together: they have the same times and memory."""
+
+    def shape(one: ModelFacts) -> tuple[object, ...]:
+        return (
+            -one.parameters, one.active_parameters, one.layers, one.kv_bytes_per_token, one.weight_bytes,
+            one.max_context,
+        )  # fmt: skip
+
+    return [list(group) for _, group in groupby(sorted(facts, key=lambda one: (*shape(one), one.name)), key=shape)]
+
+
+class _TriedPrecision(NamedTuple):
+    """A precision of a model that was tried; the reason if none could be."""
+
+    quant: str = ""
+    evaluation: Evaluation | None = None
+    fast: bool = False
+    refusal: str = ""
+
+
+@frozen(kw_only=True)
+class _Search:
+    """Precisions of a model on a device."""
+
+    device: Hardware
+    engine: Engine
+    context: int
+    target: float
+    precisions: tuple[_WeightFormat, ...]
+
+    def widest(self, facts: ModelFacts) -> _TriedPrecision:
+        """The widest precision that fits and is fast enough, or the one that comes closest."""
+        closest = _TriedPrecision()
+        for one in self._candidates(facts):
+            if one.bits * _PREFILTER * facts.parameters / 8 > self.device.capacity:
+                continue
+            try:
+                evaluation = self._evaluated(facts.name, one.quant)
+                step = evaluation.expected_pass_s("decode") if evaluation.fits else None
+            except InputError as error:
+                closest = closest if closest.evaluation else _TriedPrecision(refusal=str(error))
+                continue
+            if evaluation.fits:
+                time_s = float(step.expected if step else evaluation.pass_s("decode"))
+                closest = _TriedPrecision(quant=one.quant, evaluation=evaluation, fast=time_s * self.target <= 1)
+            elif closest.evaluation is None:
+                closest = _TriedPrecision(quant=one.quant, evaluation=evaluation)
+            if closest.fast:
+                break
+        return closest
+
+    def _candidates(self, facts: ModelFacts) -> tuple[_WeightFormat, ...]:
+        """The precisions in which to try a model, with its own if that is narrow or a server runs it."""
+        bits = 8 * facts.weight_bytes / facts.parameters if facts.weight_bytes else 0
+        published = _WeightFormat(PUBLISHED, bits)
+        if not all(one.bits for one in self.precisions) or not bits:
+            return self.precisions
+        if bits < _NARROW_BITS:
+            return (published, *(one for one in self.precisions if one.bits < bits))
+        return (published, *self.precisions) if self.precisions is _SERVER_PRECISIONS else self.precisions
+
+    def _evaluated(self, name: str, quant: str) -> Evaluation:
+        setting = Setting.of(
+            name, self.device, quant=None if quant == PUBLISHED else quant, engine=self.engine.name
+        )  # fmt: skip
+        prompt = min(_CHUNK, self.context)
+        return Evaluation(setting=setting, batch=1, prompt=prompt, gen=2, kv_len=self.context)
+
+
+def _max_context(facts: ModelFacts, evaluation: Evaluation) -> int | None:
+    """Tokens of one sequence that fit, at most those of the model; None if there is no limit."""
+    limits = [limit for limit in (evaluation.memory.max_context, facts.max_context) if limit]
+    return min(limits) if limits else None

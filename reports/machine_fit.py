@@ -1,0 +1,137 @@
+"""The report on the models that run on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from llmviewer.comparing.machine_fit import Fitting, MachineFit
+from llmviewer.units import counted, si
+
+from .parts import Card, Command
+from .report import Report
+from .tables import DASH, Item, Table, digits, number_item
+
+_MAX_NAMES: Final = 5  # models that a remark names
+
+
+def title(result: MachineFit) -> str:
+    """The device whose models are listed."""
+    return f"Models that run on {result.hardware.title}"
+
+
+def headline(result: MachineFit) -> str:
+    """Device, memory, engine, and how many models run."""
+    origin = " (the GPU of this machine)" if result.found else ""
+    target = f" at {result.target:g} tokens/s or more" if result.target else ""
+    by = ", chosen for such a device; --engine names another" if result.chosen else ""
+    count = counted(sum(1 + len(one.others) for one in result.fitting), "model")
+    largest = "the largest that run" if result.unevaluated else "all that run"
+    return (
+        f"{title(result)}{origin}: {si(result.hardware.capacity)}B, {si(result.hardware.bandwidth())}B/s, one sequence "
+        f"of {result.context:,} tokens{target}. {count}, {largest}, each in the widest of {', '.join(result.quants)} "
+        f"that fits. Engine: {result.engine.title}{by}."
+    )
+
+
+def tables(result: MachineFit) -> list[Table]:
+    """A row for each model."""
+    if not result.fitting:
+        return []
+    return [
+        Table(
+            title="",
+            about="tokens/s: decode of one sequence at the end of the context, expected with its 80 % interval; <=: at "
+            "the bound. Context: the most that fits, up to the model's own. Same shape: models with the same numbers.",
+            head=("model", "params", "active", "quant", "memory", "free", "context", "tokens/s", "<=", "same shape"),
+            words=("model", "quant", "same shape"),
+            body=tuple(map(_row, result.fitting)),
+        ).without_constants("same shape")
+    ]
+
+
+def _row(one: Fitting) -> tuple[Item, ...]:
+    step, facts = one.step_s, one.facts
+    if step:
+        low, high = 1 / float(step.high), 1 / float(step.low)
+        speed = Item(text=f"{digits(one.tokens_per_s)} ({digits(low)}-{digits(high)})", key=one.tokens_per_s)
+    else:
+        speed = DASH
+    active = Item(text=si(facts.active_parameters), key=facts.active_parameters)
+    return (
+        Item(text=facts.name),
+        Item(text=si(facts.parameters), key=facts.parameters),
+        active if facts.active_parameters != facts.parameters else DASH,
+        Item(text=one.quant),
+        _bytes(one.memory_bytes),
+        _bytes(one.room_bytes),
+        Item(text=f"{one.max_context:,}", key=one.max_context) if one.max_context else DASH,
+        speed,
+        number_item(1 / one.bound_s),
+        Item(text=", ".join(one.others) or "-"),
+    )
+
+
+def _bytes(number: float) -> Item:
+    return Item(text=f"{si(number)}B", key=number)
+
+
+def remarks(result: MachineFit) -> list[str]:
+    """Models that were not evaluated, do not fit, are too slow, or have shorter contexts."""
+    sentences = []
+    if result.unevaluated:
+        sentences.append(
+            f"{len(result.unevaluated)} smaller models were not evaluated: --all lists them, --model NAME those "
+            "whose names begin so."
+        )
+    if result.too_large:
+        sentences.append(
+            f"Does not fit in any of these precisions: {counted(len(result.too_large), 'model')}, from "
+            f"{_some(result.too_large)}."
+        )
+    if result.too_slow:
+        sentences.append(f"Fits, but is slower than {result.target:g} tokens/s: {_some(result.too_slow)}.")
+    if result.refused:
+        reasons = dict.fromkeys(reason for _, reason in result.refused)
+        sentences.append(f"Cannot run: {_some([name for name, _ in result.refused])} ({'; '.join([*reasons][:2])}).")
+    if result.short:
+        sentences.append(f"{len(result.short)} models have a shorter context than {result.context:,} tokens.")
+    return sentences
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more
+
+
+def basis(result: MachineFit) -> str:
+    """The numbers of the table."""
+    return f"Expected: times of {result.engine.title}. Bound: no kernel is faster. Accuracy is not considered."
+
+
+def _cards(result: MachineFit) -> list[Card]:
+    return [
+        Card(label=label, value=one.facts.name, about=f"{one.quant}, {digits(one.tokens_per_s)} tokens/s")
+        for label, one in _notable(result).items()
+    ]
+
+
+def _notable(result: MachineFit) -> dict[str, Fitting]:
+    if not result.fitting:
+        return {}
+    return {"largest": result.fitting[0], "fastest": max(result.fitting, key=lambda one: one.tokens_per_s)}
+
+
+def _more(result: MachineFit) -> list[Command]:
+    """The analysis of the largest model."""
+    if not result.fitting:
+        return []
+    first = result.fitting[0]
+    quant = () if first.quant == "published" else ("--quant", first.quant)
+    words = ("llmviewer", "analyze", first.facts.name, result.hardware.name, *quant, "--engine", result.engine.name)
+    return [Command(purpose="One of them in detail:", words=words)]
+
+
+REPORT: Final = Report[MachineFit](
+    name="fit", title=title, headline=headline, tables=tables, remarks=remarks, basis=basis, cards=_cards, more=_more
+)

@@ -1,0 +1,133 @@
+"""fit(): the models that run on a device are those that analyze() finds to fit, in the widest precision that does."""
+
+import csv
+import io
+import json
+
+import pytest
+
+import llmviewer
+from llmviewer import analyze, fit
+from llmviewer.cli import main
+from llmviewer.devices import local
+from llmviewer.errors import InputError
+from llmviewer.reports.machine_fit import REPORT
+
+from .cases import first_fast
+
+MODELS = ("qwen3-8b", "qwen3-14b", "gpt-oss-20b", "llama-3.1-70b", "qwen3-32b")
+
+
+@pytest.fixture(scope="module")
+def found():
+    return fit("rtx-4090", models=MODELS)
+
+
+def test_each_model_is_in_the_widest_precision_that_fits(found):
+    assert {one.facts.name: one.quant for one in found.fitting} == {
+        "qwen3-32b": "Q5_K_M", "gpt-oss-20b": "published", "qwen3-14b": "Q8_0", "qwen3-8b": "Q8_0",
+    }  # fmt: skip
+    assert found.too_large == ("llama-3.1-70b",)
+    sizes = [one.facts.parameters for one in found.fitting]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize("name", first_fast(("qwen3-32b", "gpt-oss-20b", "qwen3-14b"), "each model", 1))
+def test_numbers_are_those_of_an_analysis(found, name):
+    (one,) = (one for one in found.fitting if one.facts.name == name)
+    quant = None if one.quant == "published" else one.quant
+    shown = analyze(name, "rtx-4090", quant=quant, engine="llama.cpp", prompt=512, gen=2, kv_len=8192)
+    assert one.memory_bytes == pytest.approx(shown.memory.total_bytes)
+    assert float(one.step_s.expected) == pytest.approx(shown.phases.decode.total.expected_time_s)
+    assert one.bound_s == pytest.approx(shown.phases.decode.total.bound_time_s)
+    assert one.step_s.expected >= one.bound_s
+
+
+def test_a_wider_precision_would_not_fit(found):
+    (one,) = (one for one in found.fitting if one.facts.name == "qwen3-32b")
+    wider = analyze("qwen3-32b", "rtx-4090", quant="Q6_K", engine="llama.cpp", prompt=512, gen=2, kv_len=8192)
+    assert not wider.memory.fits
+    assert one.max_context > found.context
+
+
+def test_a_speed_makes_precisions_narrower():
+    quick = fit("rtx-4090", models=["qwen3-14b", "qwen3-32b"], tokens_per_s=70)
+    assert {one.facts.name: one.quant for one in quick.fitting} == {"qwen3-14b": "Q4_K_M"}
+    assert quick.too_slow == ("qwen3-32b",)
+    assert all(one.tokens_per_s >= 70 for one in quick.fitting)
+
+
+@pytest.mark.parametrize(("device", "engine"), [("m4-max", "mlx"), ("h100-sxm", "vllm"), ("rx-7900-xtx", "llama.cpp")])
+def test_engine_and_precisions_are_those_of_the_device(device, engine):
+    result = fit(device, models=["qwen3-8b"])
+    assert result.engine.name == engine
+    (one,) = result.fitting
+    assert one.quant == {"mlx": "W8A16g64", "vllm": "published", "llama.cpp": "Q8_0"}[engine]
+    assert one.step_s is not None
+
+
+def test_the_largest_come_first_and_the_rest_is_named():
+    result = fit("rtx-4090", models=["qwen3-"], limit=2)
+    assert len(result.fitting) == 2
+    assert "qwen3-8b" in result.unevaluated
+    assert "smaller models were not evaluated" in " ".join(REPORT.text(result).split())
+    assert max(map(len, REPORT.headline(result).split())) < 80
+
+
+def test_models_with_a_shorter_context_are_left_out():
+    result = fit("rtx-4090", models=["gpt2"])
+    assert "gpt2" in result.short
+    assert not result.fitting
+    assert REPORT.text(result)
+
+
+def test_the_device_of_this_machine_is_found(monkeypatch):
+    rows = "NVIDIA GeForce RTX 4090, 24564, 3105, 10501, 450.00, 8.9, 4, 16, 550.1\n"
+    monkeypatch.setattr(local, "_output", lambda command: rows if command[0] == "nvidia-smi" else "")
+    assert local.local_device().name == "rtx-4090"
+    monkeypatch.setattr(local.sys, "platform", "darwin")
+    answers = {"machdep.cpu.brand_string": "Apple M4 Max\n", "hw.memsize": f"{64 * 2**30}\n"}
+    monkeypatch.setattr(local, "_output", lambda command: answers.get(command[-1], ""))
+    device = local.local_device()
+    assert device.name == "m4-max"
+    assert device.capacity == pytest.approx(64 * 2**30 * 107.52 / 128)
+
+
+def test_without_a_gpu_a_device_must_be_named(monkeypatch):
+    monkeypatch.setattr(local, "_output", lambda _: "")
+    with pytest.raises(InputError, match=r"^hardware must be named here: no GPU was found"):
+        fit()
+
+
+def test_the_command(capsys):
+    asked = ["fit", "rtx-4090", "--model", "qwen3-8b", "--context", "32k"]
+    assert main(asked) == 0
+    text = capsys.readouterr().out
+    assert "32,768 tokens" in text
+    assert "llmviewer analyze qwen3-8b" in " ".join(text.split())
+    assert main([*asked, "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["models"][0]["model"] == "qwen3-8b"
+    assert main([*asked, "--format", "csv"]) == 0
+    (row, *_) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert float(row["tokens_per_s"]) == pytest.approx(document["models"][0]["tokens_per_s"])
+    assert "Models that run on" in REPORT.html(llmviewer.fit("rtx-4090", models=["qwen3-8b"]))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--context", "long"], "--context must be a whole number of tokens, such as 8192 or 32k; got 'long'"),
+        (["--context", "0"], "--context must be a whole number of at least 1; got 0"),
+        (["--tokens-per-s", "-1"], "--tokens-per-s must be at least 0; got -1"),
+        (["--model", "nope"], "no model that generates begins with 'nope'"),
+        (["--engine", "mlx"], "mlx was measured on GPUs of apple"),
+        (["--quant", "W99"], "bits must be"),
+    ],
+)
+def test_mistakes_get_one_line(capsys, options, said):
+    assert main(["fit", "rtx-4090", *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert said in captured.err
+    assert captured.err.count("\n") == 1

@@ -10,5 +10,5 @@ IN_CHECKOUT = (ROOT / "pyproject.toml").is_file() and (ROOT / "hardware").is_dir
 
 
 def data_dir(kind: str) -> Path:
-    """The folder of the data of `kind`: "docs", "hardware", "models" or "profiles"."""
+    """The folder of the data of `kind`: "docs", "engines", "hardware", "models" or "profiles"."""
     return ROOT / kind if IN_CHECKOUT else PACKAGE / "data" / kind

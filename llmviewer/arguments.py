@@ -27,7 +27,9 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {  # types of arguments that are
     "prefill_hardware": (str, Hardware), "quants": (str,), "layouts": (str,), "without": (str,),
     "kernel": (str,),
 }  # fmt: skip
-_WORDS: Final[Mapping[object, str]] = {str: "text", Mapping: "a mapping", Path: "a path"}
+_WORDS: Final[Mapping[object, str]] = {
+    str: "text", Mapping: "a mapping", Path: "a path", int: "a whole number", float: "a number",
+}  # fmt: skip
 _MAX_SHOWN_CHARS: Final = 100  # characters of a value in an error
 _E = TypeVar("_E", bound=StrEnum)
 _O = TypeVar("_O", bound=Mapping[str, object])
@@ -86,7 +88,8 @@ def _types(name: str) -> tuple[type, ...]:
 def check_types(**values: object) -> None:
     """Raises InputError if an argument has the wrong type."""
     for name, value in values.items():
-        if not isinstance(value, _types(name)):
+        kinds = _types(name)
+        if not isinstance(value, (*kinds, int) if float in kinds else kinds) or isinstance(value, bool):
             raise InputError(f"{name} must be {_type_names(name)}; got {_short_repr(value)}{_trace_hint(value)}")
 
 

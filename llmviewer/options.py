@@ -11,7 +11,17 @@ from inspect import Parameter as Argument
 from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypedDict, TypeVar, cast
 
-from .parameters import MAX_DEGREE, Accounting, Algorithm, AttentionMode, Mla, Parameter, declared, kind_of
+from .parameters import (
+    MAX_DEGREE,
+    MAX_SEQUENCES,
+    Accounting,
+    Algorithm,
+    AttentionMode,
+    Mla,
+    Parameter,
+    declared,
+    kind_of,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -142,6 +152,60 @@ class EngineOptions(TypedDict, total=False):
             metavar="NAME",
             label="Engine",
             term="engine",
+        ),
+    ]
+    engine_version: Annotated[
+        str,
+        Parameter(
+            about="Version of the engine, such as 0.11, by which it reserves memory.",
+            more="If not given, the newest that is known.",
+            default="",
+            metavar="VERSION",
+        ),
+    ]
+    memory_fraction: Annotated[
+        "float | None",
+        Parameter(
+            about="Share of device memory that the engine uses.",
+            more="vLLM's --gpu-memory-utilization, SGLang's --mem-fraction-static, TensorRT-LLM's "
+            "--free_gpu_memory_fraction. If not given, the engine's.",
+            least=0.01,
+            most=1,
+            metavar="SHARE",
+        ),
+    ]
+    max_num_seqs: Annotated[
+        "int | None",
+        Parameter(
+            about="Maximum running sequences of the engine, per dp rank.",
+            more="SGLang's --max-running-requests, TensorRT-LLM's --max_batch_size, llama.cpp's --parallel. If not "
+            "given, the engine's on the device.",
+            least=1,
+            most=MAX_SEQUENCES,
+            metavar="N",
+        ),
+    ]
+    max_num_batched_tokens: Annotated[
+        "int | None",
+        Parameter(
+            about="Maximum tokens of a step of the engine.",
+            more="SGLang's --chunked-prefill-size, TensorRT-LLM's --max_num_tokens, llama.cpp's --ubatch-size. If not "
+            "given, the engine's on the device.",
+            least=1,
+            most=MAX_SEQUENCES,
+            metavar="N",
+        ),
+    ]
+    max_model_len: Annotated[
+        "int | None",
+        Parameter(
+            about="Maximum tokens of a request of the engine.",
+            more="SGLang's --context-length, TensorRT-LLM's --max_seq_len, llama.cpp's --ctx-size of a slot. If not "
+            "given, the model's.",
+            unit="tokens",
+            least=1,
+            most=MAX_SEQUENCES,
+            metavar="TOKENS",
         ),
     ]
 

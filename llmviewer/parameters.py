@@ -13,6 +13,7 @@ from .records import frozen
 
 DEGREES: Final = ("tp", "pp", "ep", "dp", "cp")
 MAX_DEGREE: Final = 1 << 20  # of parallelism; no machine has as many devices
+MAX_SEQUENCES: Final = 10**9  # of a server at once, and of tokens; no memory holds as many
 _MAX_LISTED_NAMES: Final = 8  # names that fit into one line
 
 

@@ -15,7 +15,7 @@ from zlib import crc32
 
 from ._layout import data_dir
 
-FOLDERS: Final = (data_dir("hardware"), data_dir("models"), data_dir("profiles") / "engines")
+FOLDERS: Final = (data_dir("engines"), data_dir("hardware"), data_dir("models"), data_dir("profiles") / "engines")
 
 
 def parsed_file(path: Path, text: str) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from .devices.files import loaded
 from .devices.hardware import Hardware
 from .documents import MAX_EXACT_INTEGER
 from .errors import InputError
-from .expectation.engines import Engine, find_engine
+from .expectation.engines import AS_SHIPPED, Engine, ServerOptions, find_engine
 from .expectation.expected import ExpectedPass, Interval
 from .expectation.kernels import Kernels
 from .expectation.library import check_library
@@ -27,7 +27,7 @@ from .memory import Footprint, Shapes
 from .model import Model
 from .model_files import load_model
 from .operators.linear import Linear
-from .options import LayoutOptions, PassOptions, SettingOptions
+from .options import PARAMETERS, EngineOptions, LayoutOptions, PassOptions, SettingOptions
 from .parallel.layout import ONE_DEVICE, Layout, parse_layout
 from .parameters import Accounting, Algorithm, AttentionMode, Mla
 from .precision import default_group
@@ -89,8 +89,9 @@ class Setting:
         device = loaded(hardware, values["hardware_set"])
         profiles = read_profiles(values["profiles"])
         engine = engine_on(
-            values["engine"], device, library=values["library"], accounting=accounting, profiles=profiles
-        )
+            values["engine"], device, library=values["library"], accounting=accounting, profiles=profiles,
+            options=server_options(values),
+        )  # fmt: skip
         attention = values["attention"] or (engine.attention if engine else _default_attention(accounting))
         network = load_model(model) if isinstance(model, str) else model
         techniques = parse_techniques(values["techniques"])
@@ -135,7 +136,7 @@ class Setting:
             "hardware_set": tuple(self.hardware.changes),
             "techniques": tuple(map(str, self.techniques)),
             "library": self.kernels.library if self.kernels else "",
-            "engine": self.engine.name if self.engine else "",
+            **engine_inputs(self.engine),
             "profiles": tuple(dict.fromkeys(profile.name for profile in self.profiles)),
         }
 
@@ -406,6 +407,40 @@ def offload_of(options: PassOptions) -> Offload:
     return replace(offload, synchronous=True) if synchronous else offload
 
 
+def server_options(values: EngineOptions) -> ServerOptions:
+    """Options with which the server of an engine starts.
+
+    Raises InputError if a number is not within the limits of its option.
+    """
+    for name in ("memory_fraction", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+        value: Any = values[name]  # type: ignore[literal-required]
+        if value is not None and not PARAMETERS[name].holds(value):
+            raise InputError(f"{name} must be {PARAMETERS[name].limits}; got {value!r}")
+    return ServerOptions(
+        version=values["engine_version"], memory_fraction=values["memory_fraction"],
+        max_num_seqs=values["max_num_seqs"], max_num_batched_tokens=values["max_num_batched_tokens"],
+        max_model_len=values["max_model_len"],
+    )  # fmt: skip
+
+
+def engine_inputs(engine: Engine | None) -> EngineOptions:
+    """An engine and the options of its server, as users write them."""
+    options = engine.options if engine else AS_SHIPPED
+    return {
+        "engine": engine.name if engine else "", "engine_version": options.version,
+        "memory_fraction": options.memory_fraction, "max_num_seqs": options.max_num_seqs,
+        "max_num_batched_tokens": options.max_num_batched_tokens, "max_model_len": options.max_model_len,
+    }  # fmt: skip
+
+
+def check_engine_options(options: ServerOptions) -> None:
+    """Raises InputError if options of a server are given without an engine."""
+    name = next((f.name for f in fields(ServerOptions) if getattr(options, f.name)), "")
+    if name:
+        option = "engine_version" if name == "version" else name
+        raise InputError(f"{option} must be given with an engine, whose option it is; give --engine NAME, such as vllm")
+
+
 def _default_attention(accounting: Accounting) -> AttentionMode:
     return AttentionMode.EAGER if accounting is Accounting.SURVEY else AttentionMode.FLASH
 
@@ -437,6 +472,7 @@ def engine_on(
     library: str = "",
     accounting: Accounting = Accounting.FAITHFUL,
     profiles: Sequence[Profile] = (),
+    options: ServerOptions = AS_SHIPPED,
 ) -> Engine | None:
     """The engine of a name on a device; None for "".
 
@@ -444,8 +480,9 @@ def engine_on(
     device.
     """
     if not name:
+        check_engine_options(options)
         return None
-    engine = find_engine(name, library)
+    engine = find_engine(name, library, options)
     if accounting is Accounting.SURVEY:
         raise InputError("engine: survey accounting counts what no kernel does; use faithful")
     why = Kernels(hardware, profiles=profiles, engine=engine).device

@@ -12,7 +12,7 @@ from llmviewer.analyzing.facts import plain
 from llmviewer.analyzing.phases import Phase
 from llmviewer.analyzing.precision_effect import TOTAL, PrecisionEffect
 from llmviewer.devices.hardware import Hardware
-from llmviewer.expectation.engines import ENGINES
+from llmviewer.expectation.engines import find_engine
 from llmviewer.units import fold, seconds, si
 
 from .operator_table import SMALL_SHARE, operator_table, rate, shortens, shows_calls
@@ -213,7 +213,7 @@ def remarks(analysis: Analysis, *, brief: bool = False, sources: bool = False) -
 def _engine_sources(analysis: Analysis) -> tuple[str, ...]:
     """Sources of the launch times and the scheduler of the engine."""
     name = analysis.inputs["engine"]
-    return (ENGINES[name].description,) if name and analysis.generation.expected_latency_s is not None else ()
+    return (find_engine(name).description,) if name and analysis.generation.expected_latency_s is not None else ()
 
 
 def basis(analysis: Analysis) -> str:
@@ -223,7 +223,7 @@ def basis(analysis: Analysis) -> str:
     name = analysis.inputs["engine"]
     if not name:
         return expectation_basis("measured kernels without gaps")
-    engine = ENGINES[name]
+    engine = find_engine(name)
     measured = "passes that its users measured" if engine.has_whole_passes else f"measured {engine.library} kernels"
     return expectation_basis(f"{engine.title} on {measured}")
 

@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 TREE = (
-    "llmviewer", "reports", "kernels", "webapp", "hardware", "models", "profiles", "docs", "tests", "pyproject.toml",
-    "README.md",
+    "llmviewer", "reports", "kernels", "webapp", "engines", "hardware", "models", "profiles", "docs", "tests",
+    "pyproject.toml", "README.md",
 )  # fmt: skip
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 RECIPES = {title: text for title, _, text in (part.partition("\n") for part in PAGE.split("\n## ")[1:])}

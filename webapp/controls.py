@@ -10,7 +10,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 from dash_ag_grid import AgGrid
 
-from llmviewer.expectation.engines import ENGINES
+from llmviewer.expectation.engines import engine_names, find_engine
 from llmviewer.parameters import DEGREES
 
 from .fields import AS_PUBLISHED, FILE_TYPES, OPERANDS, SLIDER_MAX_LOG2
@@ -71,7 +71,7 @@ def panel(state: State) -> Component:
                     clearable=False, searchable=False)),
                 _control("engine", dcc.Dropdown(
                     [{"label": "none (no gaps between launches)", "value": ""},
-                     *({"label": one.title, "value": name} for name, one in ENGINES.items())], "", id="engine",
+                     *({"label": find_engine(name).title, "value": name} for name in engine_names())], "", id="engine",
                     clearable=False, searchable=False)),
                 _control("measured", dcc.Input(id="measured", type="text", value="", debounce=True, spellCheck=False,
                                                placeholder="ttft=40ms, tpot=9ms")),

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlencode
 
 from llmviewer.devices.files import hardware_names
 from llmviewer.errors import InputError, suggest
-from llmviewer.expectation.engines import ENGINES
+from llmviewer.expectation.engines import engine_names
 from llmviewer.expectation.index import index
 from llmviewer.model_files import model_names
 from llmviewer.options import PARAMETERS, RequestOptions
@@ -269,7 +269,7 @@ class State:
     offload: str = _declared("offload")
     mtp: bool = _declared("mtp")
     library: str = _field(OneOf(choices=libraries), "")
-    engine: str = _field(_words("", *ENGINES), "")
+    engine: str = _field(_words("", *engine_names()), "")
     measured: str = _field(Text(), "")
     techniques: tuple[str, ...] = _field(List(kind=Text(), min_items=0, max_items=8), ())
     tab: str = _field(_words(*TABS), "overview")

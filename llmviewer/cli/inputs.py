@@ -32,6 +32,7 @@ _CLICK_ARGUMENTS: Final[Mapping[str, Mapping[str, Any]]] = {  # of options whose
 
 _NUMBER_TYPES: Final[Mapping[Any, Any]] = {
     int: shared.WHOLE_NUMBER, "int | None": shared.WHOLE_NUMBER, float: shared.NUMBER,
+    "float | None": shared.NUMBER,
 }  # fmt: skip
 
 _F = TypeVar("_F", bound=Callable[..., object])

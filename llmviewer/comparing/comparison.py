@@ -20,11 +20,11 @@ from ..expectation.profile import Profile, read_profiles
 from ..expectation.whole_passes import typical
 from ..model import Model
 from ..model_files import load_model
-from ..options import FleetOptions, document_options
+from ..options import EngineOptions, FleetOptions, document_options, only
 from ..parallel.layout import ONE_DEVICE, Layout, parse_layout
 from ..records import frozen
 from ..rows import Rows
-from ..setting import Setting, engine_on, whole_number
+from ..setting import Setting, engine_inputs, engine_on, server_options, whole_number
 from ..techniques import Technique, parse_techniques
 from ..transforms.quantize import PUBLISHED, unless_published
 from .breakdown import RESOURCES
@@ -247,9 +247,10 @@ def compare(
         read_profiles(all_options["profiles"]),
         parse_techniques(all_options["techniques"]),
     )
-    base_device, without_kernels = _engine_devices(engine, library, devices, parsed_profiles)
+    engine_options = only(all_options, EngineOptions)
+    base_device, without_kernels = _engine_devices(engine_options, library, devices, parsed_profiles)
     bases = [
-        Setting.of(model, base_device, library=library, engine=engine, profiles=parsed_profiles)
+        Setting.of(model, base_device, library=library, profiles=parsed_profiles, **engine_options)
         for model in loaded_models
     ]
     settings = list(product(bases, precisions, layouts))
@@ -296,17 +297,17 @@ def _changed(
 
 
 def _engine_devices(
-    engine: str, library: str, devices: Sequence[Hardware], profiles: Sequence[Profile]
+    engine_options: EngineOptions, library: str, devices: Sequence[Hardware], profiles: Sequence[Profile]
 ) -> tuple[Hardware, dict[int, tuple[str, str]]]:
     """The device of the base setting; and (obstacle, reason), by index, of devices that an engine does not run on.
 
     Raises InputError if it runs on none, or library is given too.
     """
     without_kernels: dict[int, tuple[str, str]] = {}
-    reason = ""
+    engine, options, reason = engine_options["engine"], server_options(engine_options), ""
     for place, device in enumerate(devices):
         try:
-            engine_on(engine, device, library=library, profiles=profiles)
+            engine_on(engine, device, library=library, profiles=profiles, options=options)
         except InputError as error:
             without_kernels[place], reason = (ENGINE, f"no kernels of {engine} are known on it"), str(error)
     runnable = [device for place, device in enumerate(devices) if place not in without_kernels]
@@ -325,7 +326,7 @@ def _setting(base: Setting, quant: str, layout: Layout, techniques: Sequence[Tec
         changed = Setting.of(
             bare.model, bare.hardware, quant=unless_published(quant), layout=bare.layout,
             techniques=techniques, profiles=bare.profiles, library="" if bare.engine else bare.library,
-            engine=bare.engine.name if bare.engine else "",
+            **engine_inputs(bare.engine),
         )  # fmt: skip
     except InputError as error:
         return bare, str(error)

@@ -1,38 +1,54 @@
-"""Serving engines: their kernel library, and the time that they add to kernels.
+"""Serving engines: their kernel library, the time that they add to kernels, and what they do with memory.
 
-Seven engines were measured side by side on one A100 80 GB with LLaMA-2-7B, one sequence, 1024 prompt tokens and 128
-generated ones (arXiv:2404.14294, table 6; without speculative decoding). Kernel libraries were measured elsewhere
-(docs/accuracy.md). Engines with `fitted` have one number fitted to their row of the table, which is then no test of
-them; for others the row is predicted. Engines without a row have nothing fitted, and are tested against published
-measurements of whole servers.
+Each is a file of engines/, whose numbers name their sources. Seven engines were measured side by side on one A100 80 GB
+with LLaMA-2-7B, one sequence, 1024 prompt tokens and 128 generated ones (arXiv:2404.14294, table 6; without speculative
+decoding). Kernel libraries were measured elsewhere (docs/accuracy.md). Engines with `fitted` have one number fitted to
+their row of the table, which is then no test of them; for others the row is predicted. Engines without a row have
+nothing fitted, and are tested against published measurements of whole servers.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from .._layout import data_dir
 from ..devices.hardware import Hardware
+from ..documents import Section, read_yaml
 from ..errors import InputError, suggest
 from ..forms import Num
 from ..records import frozen
+from ..units import parse
 
 TABLE: Final = "arXiv:2404.14294, table 6"
 SERVERS: Final = "tables of whole servers (`llmviewer docs serving`)"
 LOCAL: Final = "docs/serving.md#local-engines"
+TOTAL, FREE, REST = "total", "free", "rest"  # what the memory fraction of an engine is of
+
+_VERSION: Final = re.compile(r"\d+(\.\d+)*")
+_KEYS: Final = (
+    "title", "note", "version", "sources", "kernels", "host", "schedulers", "cache", "memory", "fused", "command",
+    "row", "earlier",
+)  # fmt: skip
 
 
 @frozen(kw_only=True)
 class Host:
     """Host time of a step; none if a CUDA graph replays the kernels of successive steps.
 
-    launch_s  host time per launch [s]
-    step_s    time between two steps [s]
+    launch_s   host time per launch [s]
+    step_s     time between two steps [s]
+    request_s  time that a request spends outside of steps, such as for HTTP and tokenization [s]
     """
 
     launch_s: float = 0.0
     step_s: float = 0.0
+    request_s: float = 0.0
 
     def time_s(self, kernels_s: Num, launches: Num) -> Num:
         """A step: its kernels, or its launches where those take longer, and what is between it and the next. [s]"""
@@ -62,6 +78,16 @@ class Default(NamedTuple):
         has_memory = hardware.kind == "gpu" and hardware.capacity >= self.gib * 2**30
         return not self.gib or (has_memory and not (self.but and hardware.name.startswith(self.but)))
 
+    def limited(self, max_batch: int | None, tokens: int | None) -> Default:
+        """The scheduler with another largest batch, or other tokens per step; None: its own."""
+        policy, lockstep = (_with_tokens(one, tokens) if tokens else one for one in (self.policy, self.lockstep_policy))
+        return self._replace(policy=policy, lockstep_policy=lockstep, max_batch=max_batch or self.max_batch)
+
+
+def _with_tokens(policy: str, tokens: int) -> str:
+    """A policy with `tokens` tokens per step; policies without a limit stay as they are."""
+    return re.sub(r":\d+", f":{tokens}", policy, count=1)
+
 
 class Row(NamedTuple):
     """The row of an engine in the table.
@@ -75,34 +101,80 @@ class Row(NamedTuple):
 
 
 @frozen(kw_only=True)
+class ServerOptions:
+    """Options with which a server starts, as engines name them; None: the engine's default.
+
+    version                 version of the engine; "": the newest that is known
+    memory_fraction         share of memory (gpu_memory_utilization, mem_fraction_static, free_gpu_memory_fraction)
+    max_num_seqs            most running sequences of a replica, or of a rank of data parallelism
+    max_num_batched_tokens  most tokens of a step
+    max_model_len           most tokens of a request
+    """
+
+    version: str = ""
+    memory_fraction: float | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+
+
+AS_SHIPPED: Final = ServerOptions()
+
+
+@frozen(kw_only=True)
+class MemoryRules:
+    """Division of the memory of a device by an engine. [B]
+
+    base      what its memory fraction is of: TOTAL memory, what is FREE before weights, or the REST that weights and
+              activations leave
+    fraction  default memory fraction
+    margin    memory that is left free
+    """
+
+    base: str
+    fraction: float | None = None
+    margin: float = 0.0
+
+
+@frozen(kw_only=True)
 class Engine:
     """A serving engine.
 
+    version   version of its numbers; "" if they do not depend on it
     library   measured kernel library
     attention "flash" or "eager" (scores in memory)
     kernels   time of its kernels over that of the library's
     defaults  default schedulers; the last one that applies to a device is used
     block     tokens per block of its cache
+    memory    what it does with memory; None if unknown
+    fused     names of fusions that its launches have
+    flags     options of its launch command, by option of this program; "" for the command itself
     row       row of the table; None if it has none
+    options   options with which its server starts
     has_whole_passes  whether its whole passes were measured, but no single kernel (whole_passes.py)
     """
 
     name: str
     title: str
+    version: str = ""
     library: str
     attention: str = "flash"
     kernels: float = 1.0
     host: Host = IDLE
     defaults: tuple[Default, ...]
     block: int = 16
+    memory: MemoryRules | None = None
+    fused: tuple[str, ...] = ()
+    flags: tuple[tuple[str, str], ...] = ()
     row: Row | None = None
+    options: ServerOptions = AS_SHIPPED
     has_whole_passes: bool = False
     note: str
 
     def default_on(self, hardware: Hardware) -> Default:
         """The default scheduler on a device, by its memory and name."""
         *_, meant = (default for default in self.defaults if default.meant_on(hardware))
-        return meant
+        return meant.limited(self.options.max_num_seqs, self.options.max_num_batched_tokens)
 
     @property
     def description(self) -> str:
@@ -117,79 +189,109 @@ class Engine:
         return f"{self.title} on kernels of {self.library}; {how}. {self.note}"
 
 
-ENGINES: Final = {
-    engine.name: engine
-    for engine in (
-        Engine(
-            name="huggingface", title="Hugging Face transformers", library="pytorch", attention="eager",
-            host=Host(launch_s=49.1e-6), defaults=(Default("static"),), row=Row(38.963, "time for a launch"),
-            note="PyTorch launches kernels one by one, several for an operator.",
-        ),
-        Engine(
-            name="deepspeed", title="DeepSpeed", library="cublas", defaults=(Default("chunked:512"),), row=Row(80.947),
-            note="cuBLAS stands in for its kernels, which were not measured. Dynamic SplitFuse: chunked prefill.",
-        ),
-        Engine(  # its schedulers: vllm/engine/arg_utils.py, get_batch_defaults()
-            name="vllm", title="vLLM", library="vllm", row=Row(90.052),
-            defaults=(
-                Default("chunked:2048", max_batch=256), Default("chunked:8192", gib=70, but="a100", max_batch=1024),
-            ),
-            note="vLLM V1 defaults: chunked prefill, decodes first; max_num_seqs 256, max_num_batched_tokens 2048; on "
-            "GPUs of 70 GiB or more except A100 1024 and 8192.",
-        ),
-        Engine(  # its schedulers: sglang/srt/server_args.py, _handle_gpu_memory_settings()
-            name="sglang", title="SGLang", library="sglang", block=1, row=None,
-            defaults=tuple(  # max_batch: at least so many, srt/model_executor/model_runner.py
-                Default(f"prefill-chunks:{tokens}", gib=gib, max_batch=2048)
-                for tokens, gib in ((2048, 0), (4096, 35), (8192, 60), (16384, 160))
-            ),
-            note="Prefill first, in chunks of 2048 to 16384 tokens by GPU memory. CUDA graphs and an overlapped "
-            "scheduler leave no gaps between steps.",
-        ),
-        Engine(
-            name="openppl", title="OpenPPL", library="cublas", defaults=(Default("fcfs"),), row=Row(81.169),
-            note="cuBLAS stands in for its kernels, which were not measured.",
-        ),
-        Engine(
-            name="flashdecoding++", title="FlashDecoding++", library="vllm", kernels=0.803,
-            defaults=(Default("prefill-first"),), row=Row(106.636, "kernels' factor"),
-            note="Flat GEMM and asynchronous softmax (arXiv:2311.01282).",
-        ),
-        Engine(
-            name="lightllm", title="LightLLM", library="sglang", host=Host(step_s=1.96e-3), block=1,
-            defaults=(Default("chunked:512"),), row=Row(73.599, "time between steps"),
-            note="Triton kernels; SGLang's are the most similar measured ones. Token-level KV cache.",
-        ),
-        # Its scheduler: tensorrt_llm/llmapi/llm_args.py, max_num_tokens and enable_chunked_prefill. Prompts are held
-        # back as its guides and InferenceX set attention_dp_config for DeepSeek-R1; it is off unless set.
-        Engine(
-            name="tensorrt-llm", title="TensorRT-LLM", library="trtllm",
-            defaults=(Default("fcfs:8192", max_batch=2048, lockstep_policy="fcfs:8192,hold=60"),),
-            row=Row(92.512),
-            note="In-flight batching: whole prompts, up to 8192 tokens a step, in one batch with decodes.",
-        ),
-        Engine(  # its scheduler: defaults of --ubatch-size and --parallel (pull 16736)
-            name="llama.cpp", title="llama.cpp", library="llama.cpp", has_whole_passes=True, block=1,
-            defaults=(Default("chunked:512", max_batch=4),),
-            note="llama-server defaults: 4 slots, decode with up to 512 prompt tokens a step.",
-        ),
-        Engine(  # its scheduler: defaults of --prefill-step-size and --decode-concurrency of mlx_lm.server
-            name="mlx", title="MLX", library="mlx", has_whole_passes=True, block=1,
-            defaults=(Default("prefill-chunks:2048", max_batch=32),),
-            note="mlx_lm prefills prompts in chunks of 2048 tokens.",
-        ),
-    )
-}  # fmt: skip
-
-
-def find_engine(name: str, library: str = "") -> Engine:
-    """Returns an engine.
+def find_engine(name: str, library: str = "", options: ServerOptions = AS_SHIPPED) -> Engine:
+    """Returns an engine whose server starts with `options`.
 
     Raises InputError, with the nearest names, if it is unknown, or if another library is requested.
     """
-    if name not in ENGINES:
-        raise InputError(f"no engine {name!r}; {suggest(name, ENGINES)}")
-    engine = ENGINES[name]
+    if name not in engine_names():
+        raise InputError(f"no engine {name!r}; {suggest(name, engine_names())}")
+    engine = replace(_read(name, options.version), options=options)
     if library:
         raise InputError(f"library must be left out beside engine {name}, which runs kernels of {engine.library}")
     return engine
+
+
+@cache
+def engine_names() -> tuple[str, ...]:
+    """Names of all engines."""
+    return tuple(sorted(path.stem for path in data_dir("engines").glob("*.yaml")))
+
+
+@cache
+def _read(name: str, version: str) -> Engine:
+    file = read_yaml(data_dir("engines") / f"{name}.yaml")
+    file.only(_KEYS)
+    newest = file.text("version", "")
+    if version and not _VERSION.fullmatch(version):
+        raise InputError(f"engine version must be numbers with dots, such as {newest or '1.0'}; got {version!r}")
+    earlier = file.sections("earlier") if version and file.has("earlier") else []
+    for change in earlier:
+        if _order(version) < _order(change.text("before")):
+            file = file.with_data(_merged(file.data, {k: v for k, v in change.data.items() if k != "before"}))
+    kernels = file.section("kernels")
+    return Engine(
+        name=name, title=file.text("title"), note=file.text("note"), version=version or newest,
+        library=_plain(kernels, "library"), attention=_plain(kernels, "attention", "flash"),
+        kernels=_plain(kernels, "factor", 1.0), has_whole_passes=_plain(kernels, "whole_passes", default=False),
+        host=_host(file.section("host")) if file.has("host") else IDLE,
+        defaults=tuple(_default(part) for part in file.sections("schedulers")),
+        block=_plain(file.section("cache"), "block", 16) if file.has("cache") else 16,
+        memory=_memory(file.section("memory")) if file.has("memory") else None,
+        fused=file.texts("fused"),
+        flags=tuple(file.section("command").data.items()) if file.has("command") else (),
+        row=_row(file.section("row")) if file.has("row") else None,
+    )  # fmt: skip
+
+
+def _host(part: Section) -> Host:
+    return Host(**{f"{key}_s": _quantity(part, key, "s") for key in ("launch", "step", "request")})
+
+
+def _default(part: Section) -> Default:
+    return Default(
+        policy=_plain(part, "policy"), gib=_quantity(part, "from", "B") / 2**30, but=_plain(part, "but", ""),
+        max_batch=_plain(part, "max_num_seqs", None), lockstep_policy=_plain(part, "lockstep_policy", ""),
+    )  # fmt: skip
+
+
+def _memory(part: Section) -> MemoryRules:
+    return MemoryRules(
+        base=part.choice("of", (TOTAL, FREE, REST)), fraction=_plain(part, "fraction", None),
+        margin=_quantity(part, "margin", "B"),
+    )  # fmt: skip
+
+
+def _row(part: Section) -> Row:
+    return Row(tokens_per_s=_plain(part, "tokens_per_s"), fitted=_plain(part, "fitted", ""))
+
+
+_MISSING: Final = object()
+
+
+def _plain(part: Section, key: str, default: Any = _MISSING) -> Any:
+    """The value of a key: plain, or `{value, source, note}` if its source differs from that of its section.
+
+    Raises InputError if it is missing and has no default.
+    """
+    value = part.get(key)
+    if isinstance(value, Mapping):
+        value = value.get("value")
+    if value is None and default is _MISSING:
+        raise part.error(key, "is missing")
+    return default if value is None else value
+
+
+def _quantity(part: Section, key: str, unit: str) -> float:
+    """A quantity with a unit, such as "0.1 GiB"; 0 if it is left out."""
+    text = _plain(part, key, None)
+    if text is None:
+        return 0.0
+    try:
+        return parse(text, unit)
+    except ValueError as error:
+        raise part.error(key, str(error)) from None
+
+
+def _merged(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A mapping with the values of another, mappings within merged."""
+    result = dict(data)
+    for key, value in changes.items():
+        ours = result.get(key)
+        result[key] = _merged(ours, value) if isinstance(ours, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def _order(version: str) -> tuple[int, ...]:
+    """The numbers of a version, by which versions are ordered."""
+    return tuple(map(int, version.split(".")))

@@ -25,7 +25,7 @@ from ..operators.linear import ExpertsLinear
 from ..options import FleetOptions, document_options
 from ..parallel.layout import Layout, parse_layout
 from ..parameters import KvLink, KvTransfer
-from ..setting import Setting, whole_number
+from ..setting import Setting, check_engine_options, server_options, whole_number
 from ..techniques import parse_techniques
 from ..transforms.quantize import PUBLISHED, parse_quantization
 from .candidates import PRICES, Candidate
@@ -102,7 +102,9 @@ def plan(
     link = arguments.enum_member("kv_link", kv_link or KvLink.SCALE_OUT, KvLink)
     devices, prefill_devices, unavailable = _devices(hardware, prefill_hardware, all_options["hardware_set"])
     precisions = _nonempty("quants", quants)
-    serving_engine = find_engine(engine, library) if engine else None
+    serving_engine = find_engine(engine, library, server_options(all_options)) if engine else None
+    if serving_engine is None:
+        check_engine_options(server_options(all_options))
     base_device = (
         typical(serving_engine.name, devices) if serving_engine and serving_engine.has_whole_passes else devices[0]
     )

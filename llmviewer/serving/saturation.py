@@ -236,10 +236,10 @@ def max_throughput(
     max_batch = None if max_batch is None else whole_number("max_batch", max_batch)
     copies, seed = whole_number("copies", copies), whole_number("seed", seed, least=0)
     setting = setting_of(model, hardware, **options)
-    engine, bound = setting.engine.name if setting.engine else "", setting.bound
-    search_policy = policy is None and not engine
+    bound = setting.bound
+    search_policy = policy is None and setting.engine is None
     device = loaded(hardware) if hardware is not None else setting.hardware
-    parsed_policy, block, limit = scheduling_options(engine, policy, block, device, setting.layout)
+    parsed_policy, block, limit = scheduling_options(setting.engine, policy, block, device, setting.layout)
     steps = Steps(setting)
     lengths = length_distributions(prompt_lengths, gen_lengths)
     sample = all_at_start(lengths, _MIN_REQUESTS, seed).with_acceptance(steps.acceptance_probabilities, seed)

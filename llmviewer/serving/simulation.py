@@ -16,7 +16,7 @@ from .. import arguments
 from ..devices.files import changes_by_device, loaded
 from ..devices.hardware import Hardware
 from ..errors import InputError
-from ..expectation.engines import Default, find_engine
+from ..expectation.engines import Default, Engine
 from ..model import Model
 from ..options import ServedOptions, document_options
 from ..parallel.layout import Layout
@@ -133,8 +133,8 @@ def simulate(
             Setting.of(model, prefill_device, **options | {"hardware_set": prefill_changes}) if readers else setting
         )
     _check_hits(setting, traffic)
-    engine, bound = setting.engine.name if setting.engine else "", setting.bound
-    parsed_policy, block, engine_max_batch = scheduling_options(engine, policy, block, device, setting.layout)
+    bound = setting.bound
+    parsed_policy, block, engine_max_batch = scheduling_options(setting.engine, policy, block, device, setting.layout)
     default_max_batch = engine_max_batch or max(_DEFAULT_MAX_BATCH, traffic.in_flight or 0)
     run_options: dict[str, Any] = {
         "traffic": traffic.with_acceptance(Steps(setting).acceptance_probabilities, seed),
@@ -226,18 +226,15 @@ def _check_hits(setting: Setting, traffic: Traffic) -> None:
 
 
 def scheduling_options(
-    engine: str, policy: str | None, block: int | None, hardware: Hardware, layout: Layout
+    engine: Engine | None, policy: str | None, block: int | None, hardware: Hardware, layout: Layout
 ) -> tuple[Policy, int, int | None]:
     """Policy and tokens of a KV block, of the arguments or else of the engine on the device; and the maximum of running
     sequences of the engine, None without one.
 
     Raises InputError for a `hold` of prefills if no ranks wait for each other.
     """
-    engine_entry = find_engine(engine) if engine else None
     defaults, block_tokens = (
-        (engine_entry.default_on(hardware), engine_entry.block)
-        if engine_entry
-        else (Default(_DEFAULT_POLICY), _DEFAULT_BLOCK_TOKENS)
+        (engine.default_on(hardware), engine.block) if engine else (Default(_DEFAULT_POLICY), _DEFAULT_BLOCK_TOKENS)
     )
     wait = waiting_ranks(layout) > 1
     parsed_policy = parse_policy(

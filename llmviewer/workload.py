@@ -40,6 +40,11 @@ class Spans:
         return self.kv_len - self.q_len
 
     @property
+    def prefixes(self) -> tuple[tuple[Num, Num], ...]:
+        """(tokens, sequences that share them) of prefixes that are stored and read once, each within the next one."""
+        return ()
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape that all fields broadcast to; empty if all are numbers."""
         return np.broadcast_shapes(*(np.shape(getattr(self, f.name)) for f in fields(Spans)))

@@ -25,6 +25,7 @@ from llmviewer.forms import evaluate
 from llmviewer.model_files import model_names
 from llmviewer.resource import link
 from llmviewer.setting import Setting
+from llmviewer.techniques._spans import shared
 from llmviewer.variants.evaluation import Evaluation
 from llmviewer.workload import Spans, Workload
 
@@ -977,3 +978,30 @@ def test_few_queries_of_latent_attention_take_no_longer_than_the_fewest_measured
     attention = [i for i, row in enumerate(found.operators) if row.operator.name == "attention"]
     times = np.broadcast_to(found.launches[attention[0]].expected, queries.shape)
     assert np.all(times[1:] >= times[:-1] * (1 - 1e-9))
+
+
+def test_a_prompt_that_answers_read_once_is_a_launch_of_its_own():
+    """Cascade attention: the prompt with the heads of all answers, and each answer's tokens with its own."""
+    shapes = {}
+    for how in ("shared", "read-once"):
+        setting = Setting.of("llama-3-8b", "h100-sxm", techniques=[f"best-of:n=8,prompt={how}"], library="vllm")
+        step = setting.step(Workload.decode(batch=2, kv_len=4096 + 100, prompt=4096))
+        rows = setting.decode_plan.estimate(step).operators
+        (attention,) = (
+            launch for launch in launches(rows, step, library="vllm", half="bf16")
+            if rows[launch.members[0]].operator.name == "attention"
+        )  # fmt: skip
+        shapes[how] = [
+            tuple(float(np.squeeze(kernel.shapes[name])) for name in ("batch", "q_heads", "kv_heads", "kv_len"))
+            for kernel in attention.kernels
+            if kernel.family == "attention_decode" and np.all(kernel.where)
+        ]
+    assert shapes["shared"] == [(16, 32, 8, 4196)]
+    assert shapes["read-once"] == [(2, 256, 8, 4096), (16, 32, 8, 100)]
+
+
+def test_prefixes_within_prefixes_are_read_by_all_that_share_them():
+    """A system prompt of 2 sequences, then the prompt of 4 answers each: 8 answers share the first, 4 the second."""
+    spans = shared(Spans(batch=6, q_len=1, kv_len=500), copies=1, prefix=100, common=True, among=2)
+    answers = shared(spans, copies=4, prefix=300, common=True)
+    assert [(prefix, float(sharing)) for prefix, sharing in answers.prefixes] == [(100, 8), (300, 4)]

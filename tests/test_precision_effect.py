@@ -30,7 +30,7 @@ def test_weights_in_4_bits_leave_a_long_prompt_compute_bound_without_gain():
 
 
 def test_between_the_ridges_a_batch_goes_from_memory_to_compute():
-    """The ridge is 312e12 / 2.04e12 = 153 OPs/B; products of 96 rows have 96 OPs/B of 16-bit weights, 384 of 4-bit ones."""
+    """The ridge is 312e12 / 2.04e12 = 153 OPs/B; 96 rows have 96 OPs/B of 16-bit weights, 384 of 4-bit ones."""
     analysis = analyze("llama-2-7b", "a100-sxm-80gb", quant="W4A16", batch=96, prompt=16)
     products = shifts(analysis, "decode")["memory", "compute"]
     assert products > 0.5

@@ -21,6 +21,15 @@ class Shared(Spans):
     common: tuple[tuple[Num, Num], ...] = ()
 
     @property
+    def prefixes(self) -> tuple[tuple[Num, Num], ...]:
+        sharing = np.ones(())
+        outer = []
+        for prefix, copies in reversed(self.common):  # copies of sequences that share a prefix share it too
+            sharing = sharing * copies
+            outer.append((prefix, sharing))
+        return tuple(reversed(outer))
+
+    @property
     def shape(self) -> tuple[int, ...]:
         return np.broadcast_shapes(super().shape, *(np.shape(number) for pair in self.common for number in pair))
 

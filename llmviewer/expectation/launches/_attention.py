@@ -13,7 +13,7 @@ from ...forms import Num, evaluate
 from ...operators.attention import QK, SV, FlashAttention, Indexer
 from ...operators.block_sparse import BlockIndexer
 from ...operators.masks import Causal, Mask, PoolingMask, ShardedKeys, ShardedQueries, Tiled
-from ...workload import Workload
+from ...workload import Spans, Workload
 from ..families import Implementation
 from ._kernel import LibraryKernel
 from ._movers import mover
@@ -27,8 +27,15 @@ def attention(op: FlashAttention, alike: Workload, work: LaunchWork) -> Iterator
 
     A few new tokens, as in the verification of a draft, may run as further heads of a single token in the decode
     kernel, which splits a long cache among cores. With latent attention they may also run one by one, and take at most
-    as long as the shortest measured prompt.
+    as long as the shortest measured prompt. A prefix that sequences share and read once is a launch of its own, whose
+    single token has the heads of all of them (cascade attention, arXiv:2402.05099).
     """
+    (spans,) = alike.groups
+    if spans.prefixes and isinstance(op.heads.mask, Causal) and np.all(np.less_equal(spans.q_len, 1)):
+        for segment, sharing in _segments(spans, op.heads.mask.window):
+            heads = replace(op.heads, num_heads=op.heads.num_heads * sharing)
+            yield from attention(replace(op, heads=heads), Workload((segment,)), work)
+        return
     heads, mask, cache = op.heads, op.heads.mask, op.inputs[1].format
     batch, queries, keys, causal = _measured_terms(mask, alike)
     window = getattr(mask, "window", inf)
@@ -81,6 +88,20 @@ def attention(op: FlashAttention, alike: Workload, work: LaunchWork) -> Iterator
     yield LibraryKernel(
         family="attention_prefill", implementation=prompts, shapes=shapes, where=is_prompt, alternative=alternative
     )
+
+
+def _segments(spans: Spans, window: float) -> Iterator[tuple[Spans, Num]]:
+    """Yields segments of the cache that differ in the number of sequences that share them, and that number.
+
+    Tokens that have left a window are not counted.
+    """
+    visible = np.minimum(spans.kv_len, window)
+    before: Num = 0.0
+    for prefix, sharing in (*spans.prefixes, (spans.kv_len, 1)):
+        tokens = np.clip(visible - (spans.kv_len - prefix), 0, prefix)
+        fields = {"batch": np.divide(spans.batch, sharing), "kv_len": np.maximum(tokens - before, spans.q_len)}
+        yield Spans(q_len=spans.q_len, logits=spans.logits, **fields), sharing
+        before = tokens
 
 
 def _measured_terms(mask: Mask, alike: Workload) -> tuple[Num, Num, Num, bool]:

@@ -49,7 +49,7 @@ class Picture:
 
 
 def page_figure(figure: go.Figure) -> PageFigure:
-    """`figure` with its words apart; a finger that drags across it scrolls the page."""
+    """`figure` with its words apart; a finger that drags across it scrolls the page, unless it has a `dragmode`."""
     from .drawing import BLUE
 
     title, margin = figure.layout.title, figure.layout.margin
@@ -64,24 +64,26 @@ def page_figure(figure: go.Figure) -> PageFigure:
         for each in (_WIDE_ENTRIES, min(entries, _NARROW_ENTRIES))
     )
     figure.update_layout(
-        title=None, margin={"t": above, "b": _AXIS}, dragmode=False, height=None, autosize=True,
-        paper_bgcolor=_CLEAR, plot_bgcolor=_CLEAR,
+        title=None, margin={"t": above, "b": _AXIS}, height=None, autosize=True,
+        dragmode=figure.layout.dragmode or False, paper_bgcolor=_CLEAR, plot_bgcolor=_CLEAR,
         modebar={"bgcolor": _CLEAR, "color": "gray", "activecolor": BLUE},
     )  # fmt: skip
     return PageFigure(words[0], words[1], figure, wide, narrow)
 
 
-def picture(figure: go.Figure, name: str) -> Picture:
+def picture(figure: go.Figure, name: str, *, script: str = "", **config: Any) -> Picture:
     """`figure` as HTML.
 
-    name  id of its element, unique on a page
+    name    id of its element, unique on a page
+    script  JavaScript that runs after the figure is drawn, in which {plot_id} is its id
+    config  of plotly.js, besides PLOTLY_CONFIG
     """
     from markupsafe import Markup
 
     one = page_figure(figure)
     html = one.figure.to_html(
         include_plotlyjs=False, include_mathjax=False, full_html=False, div_id=name, default_height="100%",
-        config={**PLOTLY_CONFIG, "displayModeBar": "hover", "responsive": True},
+        config={**PLOTLY_CONFIG, "displayModeBar": "hover", "responsive": True, **config}, post_script=script or None,
     )  # fmt: skip
     drawing = Markup(html)  # noqa: S704 - plotly escapes what it is given
     return Picture(title=one.title, subtitle=one.subtitle, drawing=drawing, wide=one.wide, narrow=one.narrow)

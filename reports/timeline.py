@@ -14,6 +14,8 @@ import numpy as np
 from llmviewer.timelines.against import Timeline
 from llmviewer.timelines.elementwise import ElementwiseOfPass
 from llmviewer.timelines.kinds import IDLE, Part, PartOfPass, part_of_operator
+from llmviewer.timelines.launches import KernelSums
+from llmviewer.timelines.next_steps import NextStep
 from llmviewer.timelines.products import ProductOfPass
 from llmviewer.units import counted, fold, seconds
 
@@ -140,7 +142,7 @@ def _slower_parts(result: Timeline) -> list[str]:
         if part.expected_s and part.measured_s > (part.expected_high_s or part.expected_s)
     ]
     if result.idle_s is not None:
-        excesses.append((result.idle_s - (result.host_s or 0.0), f"{IDLE} ({_idle_cause(result)})"))
+        excesses.append((result.idle_s - (result.host_s or 0.0), f"{IDLE} ({_idle_causes(result)})"))
     texts = [
         f"{text}, {seconds(excess_s)} more"
         for excess_s, text in sorted(excesses, reverse=True)
@@ -154,16 +156,37 @@ def _next_steps(result: Timeline) -> list[str]:
     """Remedies of the largest gaps, with the gain of each."""
     reference = "the bound" if result.expected_s is None else "expected"
     return [
-        f"{number}. Up to {fold(step.speed_up)} faster: {step.remedy}; {step.part}: {seconds(step.gap_s)} above "
-        f"{reference}."
+        f"{number}. Expected {fold(step.speed_up)} faster, {fold(step.bound_speed_up)} at the bound: {step.remedy}; "
+        f"{step.part}{f' ({step.cause})' * bool(step.cause)}: {seconds(step.gap_s)} above {reference}"
+        f"{_largest_product(result, step)}."
         for number, step in enumerate(result.next_steps, 1)
     ]
 
 
-def _idle_cause(result: Timeline) -> str:
+def _largest_product(result: Timeline, step: NextStep) -> str:
+    """The matrix products with the largest share of the gap."""
+    if step.part != Part.PRODUCTS:
+        return ""
+    gaps = [
+        (product.measured_s - (product.bound_s if product.expected_s is None else product.expected_s), product)
+        for product in result.products
+    ]
+    gap_s, product = max(gaps, key=lambda gap: gap[0], default=(0.0, None))
+    return f", {seconds(gap_s)} of it in {', '.join(product.operators)}" if product and gap_s > 0 else ""
+
+
+def _idle_causes(result: Timeline) -> str:
+    """Causes of idle time, the longest first."""
     if result.stage:
         return "waiting for other stages, or for the host"
-    return "Python and the dispatcher" if result.host else "waiting for the host"
+    if result.host:
+        return "Python and the dispatcher"
+    texts = [
+        f"{cause} {seconds(time_s)}"
+        for cause, time_s in result.idle_by_cause.items()
+        if time_s > _MIN_EXCESS_SHARE * (result.idle_s or 0.0)
+    ]
+    return ", ".join(texts)
 
 
 def _multiple_text(measured: float, expected: float) -> str:
@@ -407,8 +430,20 @@ def _cards(result: Timeline) -> list[Card]:
 
 def _pictures(result: Timeline) -> list[list[Picture]]:
     from .timeline_figures import part_bars
+    from .timeline_lanes import lane_figure, report_script
 
-    return [[picture(part_bars(result), "parts")]]
+    lanes = lane_figure(result)
+    drawn = [] if lanes is None else [[picture(lanes, "lanes", script=report_script(), scrollZoom=True)]]
+    return [[picture(part_bars(result), "parts")], *drawn]
+
+
+def _undrawn(result: Timeline) -> list[str]:
+    """A remark if the figure of launches leaves some out."""
+    from .timeline_lanes import drawn_launches
+
+    first, stop = drawn_launches(result)
+    count = stop if isinstance(result.recording, KernelSums) else len(result.recording.names)
+    return [f"{count - (stop - first):,} of {count:,} launches are not drawn."] if stop - first < count else []
 
 
 REPORT: Final = Report[Timeline](
@@ -420,4 +455,5 @@ REPORT: Final = Report[Timeline](
     basis=basis,
     cards=_cards,
     pictures=_pictures,
+    undrawn=_undrawn,
 )

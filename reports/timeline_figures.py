@@ -12,7 +12,7 @@ from llmviewer.units import seconds
 
 from .drawing import BLUE, GREEN, GRID, INK, ORANGE, PAPER, PURPLE, SKY, VERMILLION, YELLOW, frame, list_rows, time_unit
 
-_COLOR: Final = {
+PART_COLORS: Final = {
     Part.PRODUCTS: GREEN, Part.EXPERTS: SKY, Part.ATTENTION: VERMILLION, Part.STATE: YELLOW, Part.ELEMENTWISE: ORANGE,
     Part.COMMUNICATION: BLUE, Part.SAMPLING: PURPLE, Part.MOVES: INK, Part.OTHER: GRID,
 }  # fmt: skip
@@ -23,7 +23,7 @@ def part_bars(result: Timeline) -> go.Figure:
     all_expected = all(part.expected_s is not None for part in result.parts if part.bound_s)
     rows = {"recorded": "measured_s", **({"expected": "expected_s"} if all_expected else {}), ">= bound": "bound_s"}
     bars = {part.title: [getattr(part, key) or 0.0 for key in rows.values()] for part in result.parts}
-    colors: dict[str, str] = {part.title: _COLOR[Part(part.part)] for part in result.parts}
+    colors: dict[str, str] = {part.title: PART_COLORS[Part(part.part)] for part in result.parts}
     if result.idle_s is not None:
         idle = {"recorded": result.idle_s, "expected": result.host_s or 0.0}
         bars[IDLE], colors[IDLE] = [idle.get(row, 0.0) for row in rows], PAPER

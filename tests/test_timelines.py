@@ -349,8 +349,24 @@ def test_the_largest_gaps_come_with_what_closes_them(tmp_path, llama):
     assert attention.gap_s == pytest.approx(own.measured_s - own.expected_s)
     assert attention.speed_up == pytest.approx(found.time_s / (found.time_s - attention.gap_s))
     said = " ".join(REPORT.text(found).split())
-    assert re.search(r"1\. Up to \S+x faster: CUDA graphs .*; idle: \S+ ms above expected\.", said)
-    assert "another attention backend (vLLM and SGLang: --attention-backend); attention: " in said
+    gains = r"Expected \S+x faster, \S+x at the bound"
+    assert re.search(rf"1\. {gains}: CUDA graphs, .*; idle \(unknown\): \S+ ms above expected\.", said)
+    options = "(vLLM and SGLang: --attention-backend; TensorRT-LLM: attn_backend)"
+    assert f"another attention backend {options}; attention: " in said
+    assert attention.bound_speed_up == pytest.approx(found.time_s / (found.time_s - own.measured_s + own.bound_s))
+    assert attention.bound_speed_up > attention.speed_up
+
+
+def test_next_steps_name_the_options_of_the_engine(tmp_path):
+    """And the matrix products that most of their gap is in."""
+    longer = {"nvjet_down": 400}
+    layer = tuple((name, longer.get(name, duration), pause) for name, duration, pause in LAYER)
+    found = timeline(
+        written(tmp_path / "t.json", laid([layer] * 4)), analyze("llama-3.1-8b", "h100-sxm", batch=8, engine="sglang")
+    )
+    said = " ".join(REPORT.text(found).split())
+    assert re.search(r"these shapes \(SGLang: [^;]+\); matrix products: .* of it in down_proj\.", said)
+    assert "vLLM" not in said.split("1. Expected")[1]
 
 
 def test_a_trace_of_a_larger_model_is_refused(tmp_path):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from ..records import frozen
 from ..setting import Setting, whole_number
 from ..workload import Workload
 from .elementwise import ElementwiseOfPass, elementwise_of
+from .idle import IdleCause, IdleGap, idle_by_cause, idle_gaps
 from .kinds import (
     COVERED_BY,
     KernelOfPass,
@@ -50,6 +52,7 @@ class Timeline:
     elementwise  the elementwise part, by groups of operators that kernels run together
     stage        pipeline stage of the recorded device, from 1; None without a pipeline
     operators    operators of the pass or stage
+    part_by_name  part of each kernel in the recording
     kernels      kernels by name, by decreasing time
     layers       layers of the model that mix tokens; `mixing` counts launches that do
     devices      devices in the file (CPU: threads), of which one is compared
@@ -69,6 +72,8 @@ class Timeline:
     host: bool
     stage: int | None
     operators: tuple[OperatorResult, ...] = field(repr=False)
+    recording: RecordedLaunches | KernelSums = field(repr=False)
+    part_by_name: Mapping[str, Part] = field(repr=False)
 
     @property
     def products(self) -> tuple[ProductOfPass, ...]:
@@ -131,12 +136,30 @@ class Timeline:
         """Measured time in which no kernel runs; None if the file has only sums by kernel. [s]"""
         return None if self.passes.time_s is None else max(self.passes.time_s - self.passes.busy_s, 0.0)
 
+    @cached_property
+    def idle_gaps(self) -> tuple[IdleGap, ...]:
+        """Gaps in which no kernel runs, in the whole recording; empty if the file has only sums by kernel."""
+        if isinstance(self.recording, KernelSums):
+            return ()
+        return tuple(idle_gaps(self.recording, self.part_by_name))
+
+    @cached_property
+    def idle_by_cause(self) -> Mapping[IdleCause, float]:
+        """Idle time of a pass by what the device waited for, the longest first. [s]"""
+        return idle_by_cause(self.idle_gaps, self.passes.spans)
+
     @property
     def next_steps(self) -> tuple[NextStep, ...]:
         """The largest gaps to the expected times, with what closes them."""
-        gpu = self.idle_s is not None and not self.host and self.stage is None
-        idle_s = (self.idle_s or 0.0) - (self.host_s or 0.0) if gpu else 0.0
-        return next_steps(self.parts, time_s=self.time_s, idle_s=idle_s)
+        gpu = not self.host and self.stage is None
+        engine = self.analysis.setting.engine
+        return next_steps(
+            self.parts,
+            time_s=self.time_s,
+            idle_s=self.idle_by_cause if gpu else {},
+            host_s=self.host_s or 0.0,
+            engine=engine.name if engine else "",
+        )
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -171,6 +194,7 @@ class Timeline:
             "pass_time_p80_s": float(np.quantile(each, 0.8)) if len(each) else None,
             "busy_s": self.passes.busy_s,
             "idle_s": self.idle_s,
+            "idle_by_cause_s": dict(self.idle_by_cause),
             "bound_time_s": self.bound_s,
             "expected_time_s": self.expected_s,
             "expected_low_s": self.expected_low_s,
@@ -277,6 +301,8 @@ def compare_recording(
         host=recording.host,
         stage=stage,
         operators=tuple(operators),
+        recording=recording,
+        part_by_name={**parts, **{kernel.name: Part(kernel.part) for kernel in kernels}},
     )
 
 

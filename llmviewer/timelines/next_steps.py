@@ -1,68 +1,111 @@
-"""The largest gaps between a recorded pass and what is expected of it, and what closes them."""
+"""The largest gaps between a recorded pass and its expected time, and what closes them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Final, NamedTuple
 
-from .kinds import IDLE, Part, PartOfPass
+import yaml
+
+from ..variants.variant import MIN_GAIN
+from .idle import IdleCause
+from .kinds import IDLE, PartOfPass
 
 MAX_STEPS: Final = 3
-_MIN_GAP_SHARE: Final = 0.03  # share of a pass below which closing a gap is not worth a step
-# What closes a gap, with the options of serving engines as vLLM 0.25 (docs.vllm.ai, engine arguments and attention
-# backends) and SGLang (docs.sglang.io, server arguments) document them.
-_IDLE: Final = (
-    "CUDA graphs and scheduling ahead of the device (vLLM: without --enforce-eager; SGLang: without "
-    "--disable-cuda-graph and --disable-overlap-schedule)"
-)
-_REMEDIES: Final[Mapping[str, str]] = {
-    Part.PRODUCTS: "another library of kernels, or tuned tile sizes for these shapes",
-    Part.EXPERTS: "a fused kernel of experts that is tuned for these shapes (SGLang: --moe-runner-backend)",
-    Part.ATTENTION: "another attention backend (vLLM and SGLang: --attention-backend)",
-    Part.STATE: "fused kernels of the scan",
-    Part.ELEMENTWISE: "kernels that fuse element-wise work (torch.compile; vLLM: without --enforce-eager; SGLang: "
-    "--enable-torch-compile)",
-    Part.COMMUNICATION: "a custom all-reduce (vLLM and SGLang: without --disable-custom-all-reduce), or overlap with "
-    "computation",
-    Part.MOVES: "kernels that take the layouts and types they are given (torch.compile fuses casts and copies)",
-    Part.SAMPLING: "a fused sampling kernel",
-}  # fmt: skip
+_REMEDIES: Final = Path(__file__).with_name("remedies.yaml")
+_ENGINES: Final[Mapping[str, str]] = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM"}
 
 
 class NextStep(NamedTuple):
     """A gap of a pass.
 
-    part      part of the pass; IDLE for the time between kernels
-    gap_s     recorded time above the expected one, or above the bound if none is expected [s]
-    speed_up  time of a pass over its time without the gap
-    remedy    what closes the gap
+    part            part of the pass; IDLE for the time between kernels
+    gap_s           recorded time above the expected one, or above the bound if none is expected [s]
+    speed_up        time of a pass over its time without the gap
+    remedy          what closes the gap, with the options of engines
+    cause           cause of idle time; "" for kernels
+    bound_speed_up  time of a pass over its time if this part took its bound
     """
 
     part: str
     gap_s: float
     speed_up: float
     remedy: str
+    cause: str = ""
+    bound_speed_up: float = 1.0
 
 
-def next_steps(parts: Iterable[PartOfPass], *, time_s: float, idle_s: float) -> tuple[NextStep, ...]:
+class _Gap(NamedTuple):
+    """Recorded time of a part above the expected one and above its bound. [s]"""
+
+    part: str
+    cause: str
+    gap_s: float
+    above_bound_s: float
+
+
+def next_steps(
+    parts: Iterable[PartOfPass],
+    *,
+    time_s: float,
+    idle_s: Mapping[IdleCause, float],
+    host_s: float = 0.0,
+    engine: str = "",
+) -> tuple[NextStep, ...]:
     """The largest gaps of a recorded pass that are worth closing, the largest first.
 
     time_s  time of a pass [s]
-    idle_s  idle time beyond the expected one [s]
+    idle_s  idle time by cause [s]
+    host_s  expected idle time [s]
+    engine  the engine whose options are named; "": all
     """
-    gaps = sorted([*_gaps(parts), (IDLE, idle_s, _IDLE)], key=lambda gap: -gap[1])
+    gaps = sorted([*_gaps(parts), *_idle_gaps(idle_s, host_s)], key=lambda gap: -gap.gap_s)
     return tuple(
-        NextStep(part=part, gap_s=gap_s, speed_up=time_s / (time_s - gap_s), remedy=remedy)
-        for part, gap_s, remedy in gaps[:MAX_STEPS]
-        if gap_s > _MIN_GAP_SHARE * time_s
+        NextStep(
+            part=gap.part,
+            gap_s=gap.gap_s,
+            speed_up=time_s / (time_s - gap.gap_s),
+            remedy=_remedy(f"{gap.part}: {gap.cause}" if gap.cause else gap.part, engine),
+            cause=gap.cause,
+            bound_speed_up=time_s / (time_s - gap.above_bound_s),
+        )
+        for gap in gaps[:MAX_STEPS]
+        if time_s > MIN_GAIN * (time_s - gap.gap_s)
     )
 
 
-def _gaps(parts: Iterable[PartOfPass]) -> Iterator[tuple[str, float, str]]:
-    """(part, time beyond the expected one, remedy) of each part that takes longer than its interval."""
+def _gaps(parts: Iterable[PartOfPass]) -> Iterator[_Gap]:
+    """Gaps of parts that take longer than their interval."""
     for part in parts:
-        if part.part not in _REMEDIES:
-            continue
         reference_s = part.bound_s if part.expected_s is None else part.expected_s
-        if part.measured_s > (part.expected_high_s or reference_s):
-            yield part.part, part.measured_s - reference_s, _REMEDIES[part.part]
+        if part.part in _remedies() and part.measured_s > (part.expected_high_s or reference_s):
+            yield _Gap(part.part, "", part.measured_s - reference_s, part.measured_s - part.bound_s)
+
+
+def _idle_gaps(idle_s: Mapping[IdleCause, float], host_s: float) -> Iterator[_Gap]:
+    """Idle time by cause; the expected part is that of the host, as far as it has any."""
+    expected_s = host_s
+    for cause in sorted(idle_s, key=lambda cause: cause not in (IdleCause.HOST, IdleCause.UNKNOWN)):
+        covered_s = min(expected_s, idle_s[cause])
+        expected_s -= covered_s
+        yield _Gap(IDLE, cause.value, idle_s[cause] - covered_s, idle_s[cause])
+
+
+def _remedy(name: str, engine: str) -> str:
+    """Text on closing a gap, with the options of an engine, or of all; those that share one are named together."""
+    texts = _remedies()[name]
+    engines_by_option: dict[str, list[str]] = {}
+    for key, title in _ENGINES.items():
+        if key in texts and engine in ("", key):
+            engines_by_option.setdefault(texts[key], []).append(title)
+    options = "; ".join(f"{' and '.join(titles)}: {option}" for option, titles in engines_by_option.items())
+    return f"{texts['remedy']} ({options})" if options else texts["remedy"]
+
+
+@cache
+def _remedies() -> Mapping[str, Mapping[str, str]]:
+    """Texts by part and by cause of idle time."""
+    remedies: Mapping[str, Mapping[str, str]] = yaml.safe_load(_REMEDIES.read_text(encoding="utf-8"))
+    return remedies

@@ -48,11 +48,16 @@ class LaunchRun(NamedTuple):
 
 
 class MatrixProduct(NamedTuple):
-    """A matrix product; `weights` is the number of elements of its weight matrix, if recorded."""
+    """A matrix product.
+
+    weights   elements of its weight matrix, if recorded
+    launches  its launches in the recording, one in each pass averaged
+    """
 
     name: str
     time_s: float
     weights: int | None = None
+    launches: tuple[int, ...] = ()
 
 
 @frozen(kw_only=True)
@@ -61,6 +66,7 @@ class MeanPass:
 
     launches, kernels_s  launches and time by kernel name; overlapping time counts for the earlier kernel [s]
     passes, others       number of passes averaged, and of passes left out
+    spans                launches of each pass averaged; empty if the file has only sums by kernel
     each_s               time of each pass, from its first launch to that of the next one; empty if the file has only
                          sums by kernel [s]
     steps                the passes as named by the engine, if it names them
@@ -77,6 +83,7 @@ class MeanPass:
     each_s: NDArray[np.float64] = field(repr=False)
     steps: tuple[EngineStep, ...] = field(default=(), repr=False)
     products: tuple[tuple[MatrixProduct, ...], ...] = field(default=(), repr=False)
+    spans: tuple[Span, ...] = field(default=(), repr=False)
     rows: int = 0
     operands: frozenset[Operands] = field(default=frozenset(), repr=False)
 
@@ -129,7 +136,7 @@ def mean_pass(
         passes=len(averaged_places), others=len(spans) - len(averaged_places), each_s=pass_s[averaged_places],
         steps=tuple(named[place] for place in averaged_places) if named else (),
         products=_common([_segments(recording, exclusive_s, parts, *spans[place]) for place in averaged_places]),
-        rows=_most_rows(operands), operands=frozenset(operands),
+        rows=_most_rows(operands), operands=frozenset(operands), spans=tuple(spans[place] for place in averaged_places),
     )  # fmt: skip
 
 
@@ -169,7 +176,7 @@ def _segments(
         if segment and (SUMS_UP.search(name) or (operands and operands.call == call >= 0)):
             segment[-1] = segment[-1]._replace(time_s=segment[-1].time_s + exclusive_s[i])
         else:
-            segment.append(MatrixProduct(name, exclusive_s[i], operands.weights if operands else None))
+            segment.append(MatrixProduct(name, exclusive_s[i], operands.weights if operands else None, (i,)))
         call = operands.call if operands else -1
     return segments
 
@@ -184,7 +191,10 @@ def _common(passes: Sequence[Sequence[Sequence[MatrixProduct]]]) -> tuple[tuple[
     equal_passes = max(groups.values(), key=len, default=[])
     return tuple(
         tuple(
-            each[0]._replace(time_s=float(np.mean([one.time_s for one in each])))
+            each[0]._replace(
+                time_s=float(np.mean([one.time_s for one in each])),
+                launches=tuple(launch for one in each for launch in one.launches),
+            )
             for each in zip(*segments, strict=True)
         )
         for segments in zip(*equal_passes, strict=True)

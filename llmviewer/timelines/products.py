@@ -67,6 +67,7 @@ class IdentifiedProducts:
     rest      kernels of products that the model does not have, such as those of rotary angles
     last      those of them behind the last layer, where the head is
     missing   operators without a kernel
+    launches  place in `products` of each launch in the recording
     merged_expected_s  expected time of the identified products as the kernel library launches them; None if only the
                        bound of one is known [s]
     why_not   why there are no products; "" if there are
@@ -77,6 +78,7 @@ class IdentifiedProducts:
     last: tuple[MatrixProduct, ...] = field(default=(), repr=False)
     missing: tuple[str, ...] = ()
     why_not: str = ""
+    launches: Mapping[int, int] = field(default_factory=dict, repr=False)
     merged_expected_s: float | None = None
 
 
@@ -118,6 +120,12 @@ def identify(
         rest=tuple(match.rest),
         last=tuple(kernel for kernel in match.rest if any(kernel is one for one in recorded[-1])),
         missing=tuple(missing),
+        launches={
+            launch: number
+            for number, kernels in enumerate(kernels_of.values())
+            for kernel in kernels
+            for launch in kernel.launches
+        },
         merged_expected_s=known_sum(
             order.products[block, name].expected_time_s
             for block, name in dict.fromkeys((block, name) for block, names in kernels_of for name in names)

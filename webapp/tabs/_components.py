@@ -37,16 +37,19 @@ class Tab:
     register: Callable[[Dash], None] = lambda app: None
 
 
-def figure_panel(name: str, one: PageFigure) -> Component:
-    """A figure below its title and subtitle."""
+def figure_panel(name: str, one: PageFigure, **config: Any) -> Component:
+    """A figure below its title and subtitle; `config` is of plotly.js, besides PLOTLY_CONFIG."""
+    options: Any = {**PLOTLY_CONFIG, **config}
     return html.Figure(
         [
             html.Figcaption([
                 html.H3(one.title), html.Span(one.subtitle, className="soft"),
                 html.Button("SVG", type="button", title="Save the figure as SVG", className="quiet svg"),
             ]),
-            html.Div(dcc.Graph(id=name, figure=one.figure, config=PLOTLY_CONFIG, responsive=True), className="drawing",
-                     style={"--wide": f"{one.wide}px", "--narrow": f"{one.narrow}px"}),
+            html.Div(
+                dcc.Graph(id=name, figure=one.figure, config=options, responsive=True),
+                className="drawing", style={"--wide": f"{one.wide}px", "--narrow": f"{one.narrow}px"},
+            ),
         ],
         className="picture",
     )  # fmt: skip

@@ -14,6 +14,7 @@ from flask import current_app
 from llmviewer.errors import InputError
 from llmviewer.reports.phrases import below
 from llmviewer.reports.timeline import REPORT
+from llmviewer.reports.timeline_lanes import lanes_script
 from llmviewer.timelines.against import Timeline
 
 from ..page_state import shown_state
@@ -64,6 +65,7 @@ def _timeline_content(recorded_pass: Timeline, devices: int) -> list[Component]:
     """Title, cards, findings, figure and tables of a recorded pass."""
     title = REPORT.title(recorded_pass)
     first = f"First of {devices} devices. " * (devices > 1)
+    lanes = timeline.launch_figure(recorded_pass)
     return [
         html.H2([title, " ", html.Span(first + below(title, REPORT.headline(recorded_pass)), className="soft")]),
         cards(REPORT.cards(recorded_pass)),
@@ -73,6 +75,7 @@ def _timeline_content(recorded_pass: Timeline, devices: int) -> list[Component]:
             className="bounds",
         ),
         panel(figure_panel("timeline-parts", timeline.part_figure(recorded_pass))),
+        *([panel(figure_panel("timeline-lanes", lanes, scrollZoom=True))] if lanes else []),
         *(
             panel(
                 html.H3(one.title), table(one.lines(), "recorded"),
@@ -100,6 +103,16 @@ def _trace(contents: str | None, name: str | None) -> DroppedTrace | Path | None
 
 def register(app: Dash) -> None:
     """Analyzes an uploaded trace, again when settings change while this tab is open, and saves its reports."""
+    draw_lanes = (
+        "(event, figure) => {\n" + lanes_script() + "\nconst drawn = figure.data.some((bars) => bars.x.length);\n"
+        'const moved = Object.keys(event || {}).some((key) => key.startsWith("xaxis") || key === "autosize");\n'
+        "if (drawn && !moved) return window.dash_clientside.no_update;\n"
+        'return zoomLanes(figure, event, document.getElementById("timeline-lanes").clientWidth);\n}'
+    )
+    register_clientside(
+        app, draw_lanes, Output("timeline-lanes", "figure"), Input("timeline-lanes", "relayoutData"),
+        Held("timeline-lanes", "figure"), at_start=True,
+    )  # fmt: skip
     on_this_tab = (
         '(link, tab) => tab === "timeline" ? link : window.dash_clientside.no_update'  # other tabs send no request
     )

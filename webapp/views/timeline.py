@@ -10,6 +10,7 @@ from llmviewer.errors import InputError
 from llmviewer.records import frozen
 from llmviewer.reports.page_figures import PageFigure, page_figure
 from llmviewer.reports.timeline_figures import part_bars
+from llmviewer.reports.timeline_lanes import lane_figure
 from llmviewer.timelines.against import Timeline, compare_recording
 from llmviewer.timelines.launches import KernelSums, RecordedLaunches
 from llmviewer.timelines.reading import parse_timeline, read_timeline
@@ -55,6 +56,12 @@ def timeline_of(trace: DroppedTrace | Path, result: DeviceResult, state: State) 
 def part_figure(timeline: Timeline) -> PageFigure:
     """Bars of the groups of operators: recorded, expected and bound."""
     return page_figure(part_bars(timeline))
+
+
+def launch_figure(timeline: Timeline) -> PageFigure | None:
+    """Launches in time; None if the file has only sums by kernel."""
+    figure = lane_figure(timeline)
+    return None if figure is None else page_figure(figure)
 
 
 @lru_cache(maxsize=2)

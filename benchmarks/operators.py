@@ -55,6 +55,7 @@ SHARED = {
     for families in [part.section(name)]
     for near in families
 }  # errors of transfers of families that most models have
+MAX_TREND_ERROR_RATIO = 0.7  # held-out error with a trend over that without, to ship its 5 kB
 MAX_ERROR = 0.5  # held out, beyond which a fit says less than its interval
 
 
@@ -62,13 +63,22 @@ def main() -> None:
     """Fits the tables of a folder, and writes profiles, their errors and the page."""
     folder = Path(sys.argv[1])
     groups = [rows for name in TABLES for rows in read(folder / f"{name}.parquet").rows if len(rows) >= MIN_ROWS]
-    validated = [each for rows in groups if (each := cross_validate(rows))]
-    validated = [each for each in validated if each.kernel_fit.held_out.mape < MAX_ERROR]
+    validated = [each for rows in groups if (each := _fitted(rows))]
     _write_profiles([each.kernel_fit for each in validated])
     errors = _transfer_errors(validated)
     OPERATORS_FOLDER.joinpath(TRANSFERRED).write_text(_errors_text(errors), encoding="utf-8")
     subprocess.run([sys.executable, "-m", "llmviewer.expectation.index"], check=True, cwd=ROOT)
     PAGE.write_text("\n".join(_page(validated, errors)), encoding="utf-8")
+
+
+def _fitted(rows: MeasuredRows) -> CrossValidatedFit | None:
+    """The fit of a stack, with a trend only if that is worth its size; None if it has few rows or does not hold."""
+    plain, bent = cross_validate(rows, bends=False), cross_validate(rows)
+    if not plain or not bent:
+        return None
+    plain_mape, bent_mape = (each.kernel_fit.held_out.mape for each in (plain, bent))
+    best = bent if bent_mape < MAX_TREND_ERROR_RATIO * plain_mape else plain
+    return best if best.kernel_fit.held_out.mape < MAX_ERROR else None
 
 
 Errors = dict[tuple[str, str, str], Error]  # by family, operation and class of source
@@ -106,7 +116,9 @@ def _transfer_errors(validated: Sequence[CrossValidatedFit]) -> Errors:
         expected, measured = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
         devices = np.repeat([part[2] for part in parts], [len(part[0]) for part in parts])
         errors[key] = error_of(expected, measured, devices)
-    power = float(np.median([_power_across_makers(name) for name in FAMILIES if (name, "all", OTHER_VENDORS) in SHARED]))
+    power = float(
+        np.median([_power_across_makers(name) for name in FAMILIES if (name, "all", OTHER_VENDORS) in SHARED])
+    )
     return errors | {
         (family, operation, OTHER_VENDORS): error.widened(power)
         for (family, operation, near), error in errors.items()
@@ -120,9 +132,7 @@ def _power_across_makers(name: str) -> float:
     return float(np.log(across.long[1]) / np.log(within.long[1]))
 
 
-def _expected_elsewhere(
-    rows: MeasuredRows, fits: Sequence[KernelFit]
-) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+def _expected_elsewhere(rows: MeasuredRows, fits: Sequence[KernelFit]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Yields the class of the nearest other device, expected and measured times."""
     others = [fit for fit in fits if fit.device != rows.device.name and fit.family == rows.family.name]
     rows = rows.take(np.random.default_rng(0).permutation(len(rows))[:ROWS])
@@ -152,32 +162,35 @@ def _page(validated: Sequence[CrossValidatedFit], errors: Errors) -> list[str]:
         "Written by `python benchmarks/operators.py FOLDER`. Rows are of",
         "[aiconfigurator](https://github.com/ai-dynamo/aiconfigurator) (Apache-2.0). `held out` is the mean error, and",
         "`median` its median, of rows whose shape family (heads, channels) was not fitted; of operators that were",
-        "measured with one model, of rows held out at random. Intervals on devices of other makers are these within one, to the power",
-        "that families measured on devices of several makers need. `in 80 %` is the share of those rows within intervals",
-        "that were learned from other shape families.",
+        "measured with one model, of rows held out at random. `in 80 %` is the share of those rows within intervals",
+        "that were learned from other shape families. On devices of other makers, intervals are these within one, to",
+        "the power that families measured on devices of several makers need.",
         "",
         "| device | library | operation | kernel | rows | held out, % | median, % | 10 to 90 % | in 80 %, % |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for each in sorted(validated, key=lambda e: (_operation(e.kernel_fit), e.rows.device.name)):
         fit, error = each.kernel_fit, each.kernel_fit.held_out
-        low, high = error.long
         name = fit.implementation.kernel.rpartition(" ")[0] or "its own"
-        lines.append(
-            f"| {fit.device} | {fit.implementation.library} | {_operation(fit)} | {name} | {fit.rows:,} "
-            f"| {100 * error.mape:.1f} | {100 * error.median:.1f} | {low:.2f} to {high:.2f} | {100 * error.covered:.0f} |"
-        )
+        stack = f"| {fit.device} | {fit.implementation.library} | {_operation(fit)} | {name} | {fit.rows:,} "
+        lines.append(stack + _error_cells(error))
     lines += ["", "On devices that were not fitted, each device in turn left out:", ""]
-    lines += ["| operation | nearest device | held out, % | median, % | 10 to 90 % | in 80 %, % |", "|---|---|---|---|---|---|"]
+    lines += [
+        "| operation | nearest device | held out, % | median, % | 10 to 90 % | in 80 %, % |",
+        "|---|---|---|---|---|---|",
+    ]
     for (_, operation, near), error in sorted(errors.items(), key=lambda one: one[0][1:]):
         if near == OTHER_VENDORS:
             continue
-        low, high = error.long
-        lines.append(
-            f"| {operation} | {near} | {100 * error.mape:.1f} | {100 * error.median:.1f} | {low:.2f} to {high:.2f} "
-            f"| {100 * error.covered:.0f} |"
-        )
+        lines.append(f"| {operation} | {near} " + _error_cells(error))
     return [*lines, ""]
+
+
+def _error_cells(error: Error) -> str:
+    low, high = error.long
+    return (
+        f"| {100 * error.mape:.1f} | {100 * error.median:.1f} | {low:.2f} to {high:.2f} | {100 * error.covered:.0f} |"
+    )
 
 
 if __name__ == "__main__":

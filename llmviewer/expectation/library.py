@@ -76,11 +76,9 @@ class Library:
         for fit in filter(_is_common, mine or self.fits_on_device or related):
             families.setdefault(fit.implementation.library, set()).add(fit.family)
         errors = {
-            name: np.mean([
-                fit.held_out.mape
-                for fit in self.fits
-                if fit.implementation.library == name and _is_common(fit)
-            ])
+            name: np.mean(
+                [fit.held_out.mape for fit in self.fits if fit.implementation.library == name and _is_common(fit)]
+            )
             for name in families
         }
         able = [name for name, measured_families in families.items() if mine or len(measured_families) >= _MIN_FAMILIES]

@@ -450,7 +450,9 @@ def _pair(section: Section, key: str) -> tuple[float, float]:
 @cache
 def profiles() -> tuple[Profile, ...]:
     """Shipped profiles."""
-    return tuple(profile for path in profile_files() if path.name not in (TRANSFERRED, STAND_INS) for profile in read(path))
+    return tuple(
+        profile for path in profile_files() if path.name not in (TRANSFERRED, STAND_INS) for profile in read(path)
+    )
 
 
 def profile_files() -> list[Path]:

@@ -1,7 +1,7 @@
 """Public tables of operators of one architecture, in the columns of families (docs/measurements.md).
 
-Their rows have sizes of a layer, and an operation of it in the column `op`. Columns that tell a table from others decide
-how it is read; other tables stay as they are.
+Their rows have sizes of a layer, and an operation of it in the column `op`. The columns that a table has decide how it
+is read; other tables stay as they are.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def _linear_attention(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(
         family=np.where(scans, "scan", "elementwise"),
         op=np.where(scans, rule.mask(token_by_token, "delta") + "_" + operation, operation),
-        cols=frame["conv_channels"] if "conv_channels" in frame else 1.0,
+        cols=frame.get("conv_channels", 1.0),
         chunk=np.where(operation.str.endswith("prefill"), chunk, 1.0),
         rows=frame["batch"].astype(float) * frame["q_len"].astype(float),
-        dtype=frame["dtype"] if "dtype" in frame else "bf16",
+        dtype=frame.get("dtype", "bf16"),
     )
 
 

@@ -28,6 +28,9 @@ _STATE_ELEMENT: Final = 4.0  # states in fp32, as engines keep them [B]
 # spaces, arXiv:2405.21060); the delta rule first takes off what the key recalls (arXiv:2412.06464).
 _STEP_OPS: Final = {"mamba2": 4.0}
 _DELTA_OPS: Final = 6.0
+# Tokens of a pass up to which kernels are fitted, the most that engines run unless told otherwise (vLLM's
+# max_num_batched_tokens, SGLang's chunked_prefill_size). Beyond, Triton's on Hopper take up to twice as long, or not.
+_MAX_TOKENS: Final = 16384
 
 
 class ScanFamily(Family):
@@ -67,7 +70,7 @@ class ScanFamily(Family):
     )
 
     def features(self, shapes: Shapes, device: Device, implementation: Implementation, variant: str) -> Features:
-        batch, q_len, k_heads, k_dim, heads, v_dim, chunk = (
+        batch, q_len, _, k_dim, heads, v_dim, chunk = (
             np.asarray(shapes[name], dtype=float) for name in (*self.columns, "chunk")
         )
         chunks = np.ceil(q_len / chunk)
@@ -94,13 +97,18 @@ class ScanFamily(Family):
         outer = f["streamed"] + f["state"]
         inner = p["passes"] * f["streamed"] + p["states"] * f["carried"]
         uncached = uncached_fraction(outer + inner, f["size"], p["eta"])
-        outer_part, inner_part = (part + (1 - part) / p["lambda"] for part in (np.where(f["repeated"], uncached, 1.0), uncached))
+        outer_part, inner_part = (
+            part + (1 - part) / p["lambda"] for part in (np.where(f["repeated"], uncached, 1.0), uncached)
+        )
         memory = (outer * outer_part + inner * inner_part) / (p["beta"] * f["bandwidth"])
         rounds = f["heads"] * p["blocks"]
         rounds = np.ceil(rounds) if f["rounds"] else np.maximum(rounds, 1.0)
         serial = f["chunks"] * rounds * (p["chunk_us"] * MICROSECOND)
         parallel_s = smooth_max(p["sharp"], np.maximum(f["compute"] / p["alpha"], 1e-12), memory)
         return np.asarray(parallel_s + serial + p["start_us"] * MICROSECOND)
+
+    def fittable(self, shapes: Shapes) -> Array:
+        return np.asarray(shapes["batch"] * shapes["q_len"] <= _MAX_TOKENS)
 
     def is_common(self, implementation: Implementation) -> bool:  # noqa: ARG002
         return False

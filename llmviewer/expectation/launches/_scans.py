@@ -35,7 +35,8 @@ def phases(q_len: Num) -> dict[str, Num]:
 
 def scan(op: Scan, place: int, work: LaunchWork) -> KernelSequence:
     """The scan of a rule that was measured."""
-    kernels, others = [], {}
+    kernels: list[LibraryKernel] = []
+    others: dict[str, None] = {}
     for spans in work.groups:
         for phase, where in phases(spans.q_len).items():
             shapes: dict[str, Num] = {

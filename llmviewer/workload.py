@@ -215,6 +215,11 @@ class Workload:
         return cls((Sequences(batch=batch, q_len=q_len, kv_len=past + q_len, logits=q_len),))
 
     @property
+    def prefills(self) -> bool:
+        """Whether any new token needs no logits, as all but the last of a prompt."""
+        return any(bool(np.any(np.not_equal(group.q_len, group.logits))) for group in self.groups)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape that the fields of all groups broadcast to."""
         return np.broadcast_shapes(*(group.shape for group in self.groups))

@@ -49,14 +49,14 @@ def _table(name: str, points: Sequence[Point], *, last: bool) -> Table:
     has_goals = _has_goals(points)
     about = (
         "Output token throughput in tok/s: of all devices, per device, and per request (1 / mean TPOT). Latencies are "
-        "means, except for p99."
+        "means, p50 and p99 those of the TTFT."
     )
     within = " Within: share of requests within the targets." if has_goals else ""
     return Table(
         title=name,
         about=about + within if last else "",
         head=(
-            "concurrency", "tok/s", "/device", "/request", "TTFT", "TTFT p99", "TPOT", "E2E latency",
+            "concurrency", "tok/s", "/device", "/request", "TTFT", "p50", "p99", "TPOT", "E2E",
             *(("within",) if has_goals else ()),
         ),
         words=(),
@@ -72,7 +72,7 @@ def _has_goals(points: Sequence[Point]) -> bool:
 
 def _row(point: Point, *, has_goals: bool) -> tuple[Item, ...]:
     run = point.run
-    times = (np.mean(run.ttft_s), np.percentile(run.ttft_s, 99), 1 / point.speed, np.mean(run.latency_s))
+    times = (np.mean(run.ttft_s), *np.percentile(run.ttft_s, (50, 99)), 1 / point.speed, np.mean(run.latency_s))
     return (
         number_item(point.concurrency),
         *(number_item(value) for value in (run.tokens_per_s, point.per_device, point.speed)),

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from llmviewer.model import Model
+from llmviewer.serving.clients import CLIENTS
 from llmviewer.serving.metrics import Usage
 from llmviewer.serving.outcome import PERCENTILES, Simulation, summary
 from llmviewer.serving.saturation import Saturation
@@ -23,6 +24,8 @@ from .tables import DASH, Item, Table, digits, number_item, time_item
 _NAMES: Final = {
     "wait_s": "queue time", "ttft_s": "TTFT", "tpot_s": "TPOT", "gap_s": "max ITL", "latency_s": "E2E latency",
 }  # fmt: skip
+_STATISTICS: Final = {"mean": "mean of all", "p50": "median of all"}
+_NOTABLE_FIRST_ROUND: Final = 1.5  # ratio of mean TTFTs from which the first round is reported
 _NOTABLE_DRAIN: Final = 0.1  # share of the span from which the drain is reported
 _ROUGH_CHUNKS: Final = 4  # chunks per prompt from which the closed-form TTFT is rough
 _BOUND: Final = "At the bound: each step takes its roofline lower bound."
@@ -83,6 +86,21 @@ def preempted(times: int, usage: Usage) -> list[str]:
     return [f"{cause}; recomputation adds {added:.1%} to the prefill tokens."] if times else []
 
 
+def _first_round(run: Simulation) -> list[str]:
+    """TTFT of the requests that come together at the start of a closed loop, beside others and what is published."""
+    clients = run.traffic.in_flight or 0
+    if not 1 < clients < len(run.traffic):
+        return []
+    first, later = (float(np.mean(part)) for part in np.split(run.ttft_s, [clients]))
+    if not run.client and first < _NOTABLE_FIRST_ROUND * later:
+        return []
+    line = f"TTFT: {seconds(first)} for the first {clients}, which come together, {seconds(later)} for others (means)"
+    if not run.client:
+        return [f"{line}."]
+    client, figures = CLIENTS[run.client], summary(run.ttft_s)
+    return [f"{line}; {client.title} publishes the {_STATISTICS[client.ttft]}, {seconds(figures[client.ttft] or 0.0)}."]
+
+
 def _prefix_cache(result: Simulation) -> list[str]:
     """Prefix cache: the share of prompts that could hit it, and the share that did."""
     if result.traffic.blocks is None:
@@ -122,6 +140,7 @@ def remarks(result: Simulation) -> list[str]:
     """The bottleneck, and what qualifies the results."""
     likely = result.likely
     lines = [f"Bottleneck: {likely.limit}"]
+    lines += _first_round(likely)
     lines += preempted(likely.preemptions, likely.usage)
     lines += _prefix_cache(likely)
     if likely.usage.padding:

@@ -11,12 +11,18 @@ deepseek-r1   packages/app/cypress/fixtures/api/benchmarks.json of github.com/Se
 gpt-oss-120b  reconcile/by_model/openai_GPT-OSS-120B/inferencemax.csv of github.com/gminneci/mantile, commit 11a8e896:
               means, of runs of InferenceX named there; without seven settings that are there twice, with other times
 
-The benchmark is as benchmarks/*.sh of github.com/SemiAnalysisAI/InferenceX run it: lengths of 0.8 to 1 of those named,
-ten requests of each client. The checkpoints in 4 bits have projections of attention in 16 bits (nvidia's model card of
-DeepSeek-R1-0528-FP4-v2).
+TTFT is as the sources state it: medians of deepseek-r1, means of gpt-oss-120b. Nothing was developed on that of half of
+the settings, by a hash of their names (`is_scored()`).
+
+The benchmark is as benchmarks/*.sh of github.com/SemiAnalysisAI/InferenceX run it, with its client. SGLang's chunks,
+and the decode steps after which it looks for requests, are those of its scripts (dsr1_*.sh there and in
+single_node/fixed_seq_len/: --chunked-prefill-size, --scheduler-recv-interval). The checkpoints in 4 bits have
+projections of attention in 16 bits (nvidia's model card of DeepSeek-R1-0528-FP4-v2).
 """
 
 import csv
+from hashlib import sha256
+from math import nan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +35,8 @@ from llmviewer.variants.evaluation import Evaluation
 
 KERNELS = {"atom": "vllm"}  # whose kernels stand in for those of an engine
 _PARTS = "chunked:2048"
-_ROUNDS = 10
+_CHUNKS = {"h200-sxm": 32768, "mi300x": 131072, "mi325x": 131072, "mi355x": 196608, "b200": 16384, "b300": 16384}
+_POLLED = ("b200", "b300")  # SGLang looks for requests after 30 decode steps there, or 10 with few clients
 _LEAST = 0.8  # of a length
 with (Path(__file__).parent / "inferencex.csv").open() as lines:
     _EVERY = list(csv.DictReader(lines))
@@ -44,10 +51,12 @@ class Found(NamedTuple):
 
     served  of a token of the throughput; of disaggregated servers, of a token that is written
     token   of a token that is written
+    first   of the first token; nan of disaggregated servers
     """
 
     served: tuple[float, float]
     token: tuple[float, float]
+    first: tuple[float, float] = (nan, nan)
 
 
 def found(row) -> Found:
@@ -65,25 +74,46 @@ def _asked(row):
 def _served(row) -> Found:
     clients = int(row["concurrency"])
     asked = {
-        "concurrency": clients, "requests": _ROUNDS * clients, "max_batch": clients,
-        "prompt_lengths": _lengths(row["prompt"]), "gen_lengths": _lengths(row["gen"]), **_asked(row),
+        "concurrency": clients, "client": "inferencex", "max_batch": clients,
+        "prompt_lengths": int(row["prompt"]), "gen_lengths": int(row["gen"]), **_asked(row),
     }  # fmt: skip
-    run = simulate(row["model"], row["device"], **asked)
+    run = simulate(row["model"], row["device"], policy=policy(row), **asked)
     least = run
     if row["layout"].startswith("dp"):  # whose ranks wait for each other: less, where prompts are in smaller parts
         least = min(run, simulate(row["model"], row["device"], policy=_PARTS, **asked), key=_token_s)
     runs = (least, run.expected)
     served = (_token_s(one) * float(row["tokens_per_s"]) for one in runs)
-    return Found(tuple(served), tuple(float(np.median(one.tpot_s)) / float(row["tpot_s"]) for one in runs))
+    first = (float(statistic(row)(one.ttft_s)) / float(row["ttft_s"]) for one in (run, run.expected))
+    return Found(
+        tuple(served), tuple(float(np.median(one.tpot_s)) / float(row["tpot_s"]) for one in runs), tuple(first)
+    )
+
+
+def statistic(row):
+    """The statistic of TTFT that the source of a result states."""
+    return np.mean if row["model"] == "gpt-oss-120b" else np.median
+
+
+def policy(row):
+    """The scheduling policy of a result; None for that of its engine."""
+    if row["engine"] != "sglang":
+        return None
+    tokens, few = _CHUNKS[row["device"]], int(row["concurrency"]) < 16
+    if row["device"] == "b200" and "nvfp4" not in row["quant"]:
+        tokens, few = (32768, few) if "tp=8" in row["layout"] else (8192, True)
+    polled = f",poll={10 if few else 30}" if row["device"] in _POLLED else ""
+    return f"prefill-chunks:{tokens}{polled}"
+
+
+def is_scored(row):
+    """Whether nothing was developed on the TTFT of a result, of which half of the settings are."""
+    names = ("model", "device", "engine", "quant", "layout", "prompt", "gen")
+    return sha256(",".join(row[name] for name in names).encode()).digest()[-1] % 2 == 1
 
 
 def _token_s(run):
     """Time of an input or output token on each device. [s]"""
     return run.span_s * run.devices / float(np.sum(run.traffic.prompt + run.traffic.gen))
-
-
-def _lengths(most):
-    return f"uniform:{int(_LEAST * int(most))}-{most}"
 
 
 def _decoding(row) -> Found:

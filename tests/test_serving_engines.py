@@ -58,7 +58,7 @@ def test_an_engine_without_a_row_is_its_kernels_alone():
     """Nothing can have been fitted, and it says what it is held to."""
     for name in set(ENGINES) - set(ROWS):
         engine = ENGINES[name]
-        assert (engine.kernels, engine.host) == (1, IDLE)
+        assert (engine.kernels, engine.host.of_step(prefills=False)) == (1, IDLE)
         assert f"nothing was fitted; tested against {SERVERS}, as it has no row in {TABLE}" in engine.description
 
 

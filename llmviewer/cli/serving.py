@@ -17,8 +17,8 @@ from .comparing import hardware_option, named
 from .progress import with_progress, with_progress_bar
 
 _QUEUE_DEFAULTS: Final = {  # defaults of options about arrivals, latency targets and separate prefill
-    "arrivals": None, "concurrency": None, "readers": 0, "prefill_hardware": None, "prefill_layout": None,
-    "kv_transfer": None, "kv_link": None, "ttft": inf, "tpot": inf,
+    "arrivals": None, "concurrency": None, "client": None, "readers": 0, "prefill_hardware": None,
+    "prefill_layout": None, "kv_transfer": None, "kv_link": None, "ttft": inf, "tpot": inf,
 }  # fmt: skip
 
 
@@ -80,6 +80,12 @@ def _in_flight(_: click.Context, parameter: click.Parameter, value: str | None) 
     metavar="LENGTHS",
     help="Input tokens: 512, uniform:100-900, lognormal:mean=512,p95=1536 (or two of p50, p90, p95, p99), a data "
     "set (sharegpt4, arxiv, lmsys-chat or translation), or a file with one length per line. Default: 1024.",
+)
+@click.option(
+    "--client",
+    metavar="NAME",
+    help="With --concurrency, the requests of a benchmark client, inferencex, vllm (vllm bench serve) or sglang "
+    "(sglang.bench_serving): their number, and lengths that it draws for the numbers of --prompt and --gen.",
 )
 @click.option("--gen-lengths", "--gen", metavar="LENGTHS", help="Output tokens, likewise. Default: 128.")
 @click.option(
@@ -230,11 +236,9 @@ def _saturate(form: str | None, output: Path | None, options: ServedOptions, *, 
 )
 @inputs.declared_options(FleetOptions)
 @shared.depreciation
-@shared.emit_option
 @shared.report_options
 def plan(
     *,
-    emit: str | None,
     options: FleetOptions,
     hardware: tuple[str, ...],
     prefill_hardware: tuple[str, ...],
@@ -261,15 +265,6 @@ def plan(
         if question["prefill_hardware"] is None:
             raise InputError("--prefill-hardware must name devices; leave it out for the same device for both")
     service_plan = with_progress_bar("layouts and precisions", functools.partial(run, **question, **options))
-    if emit is not None:
-        from ..reports.launching import emitted
-
-        best = service_plan.best
-        if best is None or best.prefill_workers:
-            raise InputError("--emit writes the command of the cheapest replica within the targets; there is none")
-        replica, tokens = service_plan.replica_setting(best), service_plan.prompt + service_plan.gen
-        shared.emit(emitted(replica, emit, sequences=best.limit, tokens=tokens), output)
-        return
     shared.emit_report(REPORT, service_plan, form, output)
 
 

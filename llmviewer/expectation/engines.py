@@ -32,8 +32,8 @@ TOTAL, FREE, REST = "total", "free", "rest"  # what the memory fraction of an en
 
 _VERSION: Final = re.compile(r"\d+(\.\d+)*")
 _KEYS: Final = (
-    "title", "note", "version", "sources", "kernels", "host", "schedulers", "cache", "memory", "fused", "command",
-    "row", "earlier",
+    "title", "note", "version", "sources", "kernels", "host", "frontend", "schedulers", "cache", "memory", "fused",
+    "command", "row", "earlier",
 )  # fmt: skip
 
 
@@ -41,14 +41,19 @@ _KEYS: Final = (
 class Host:
     """Host time of a step; none if a CUDA graph replays the kernels of successive steps.
 
-    launch_s   host time per launch [s]
-    step_s     time between two steps [s]
-    request_s  time that a request spends outside of steps, such as for HTTP and tokenization [s]
+    launch_s          host time per launch [s]
+    prefill_launch_s  the same in a step with prefills, where it exceeds launch_s [s]
+    step_s            time between two steps [s]
     """
 
     launch_s: float = 0.0
+    prefill_launch_s: float = 0.0
     step_s: float = 0.0
-    request_s: float = 0.0
+
+    def of_step(self, *, prefills: bool) -> Host:
+        """The host in a step that prefills, or in one that only decodes."""
+        launch_s = max(self.launch_s, self.prefill_launch_s) if prefills else self.launch_s
+        return IDLE if launch_s == self.step_s == 0 else Host(launch_s=launch_s, step_s=self.step_s)
 
     def time_s(self, kernels_s: Num, launches: Num) -> Num:
         """A step: its kernels, or its launches where those take longer, and what is between it and the next. [s]"""
@@ -56,6 +61,25 @@ class Host:
 
 
 IDLE: Final = Host()
+
+
+@frozen(kw_only=True)
+class Frontend:
+    """Path between a client and the steps of the scheduler: HTTP, tokenization, messages between processes.
+
+    request_s    time that a request takes in the process of the server that accepts one after another [s]
+    token_s      the same for each input token, which it tokenizes [s]
+    response_s   time from the end of a step until clients have its tokens [s]
+    ahead        whether a step is launched when the one before it starts, so that later requests join the next
+    """
+
+    request_s: float = 0.0
+    token_s: float = 0.0
+    response_s: float = 0.0
+    ahead: bool = False
+
+
+DIRECT: Final = Frontend()
 
 
 class Default(NamedTuple):
@@ -161,6 +185,7 @@ class Engine:
     attention: str = "flash"
     kernels: float = 1.0
     host: Host = IDLE
+    frontend: Frontend = DIRECT
     defaults: tuple[Default, ...]
     block: int = 16
     memory: MemoryRules | None = None
@@ -225,6 +250,7 @@ def _read(name: str, version: str) -> Engine:
         library=_plain(kernels, "library"), attention=_plain(kernels, "attention", "flash"),
         kernels=_plain(kernels, "factor", 1.0), has_whole_passes=_plain(kernels, "whole_passes", default=False),
         host=_host(file.section("host")) if file.has("host") else IDLE,
+        frontend=_frontend(file.section("frontend")) if file.has("frontend") else DIRECT,
         defaults=tuple(_default(part) for part in file.sections("schedulers")),
         block=_plain(file.section("cache"), "block", 16) if file.has("cache") else 16,
         memory=_memory(file.section("memory")) if file.has("memory") else None,
@@ -235,7 +261,12 @@ def _read(name: str, version: str) -> Engine:
 
 
 def _host(part: Section) -> Host:
-    return Host(**{f"{key}_s": _quantity(part, key, "s") for key in ("launch", "step", "request")})
+    return Host(**{f"{key}_s": _quantity(part, key, "s") for key in ("launch", "prefill_launch", "step")})
+
+
+def _frontend(part: Section) -> Frontend:
+    times = {f"{key}_s": _quantity(part, key, "s") for key in ("request", "token", "response")}
+    return Frontend(**times, ahead=_plain(part, "ahead", default=False))
 
 
 def _default(part: Section) -> Default:

@@ -39,19 +39,23 @@ class PassLaunches:
 
     bounds  lower bound of one launch of each operator, [point] or [device, point]; blocks with equal operators share
             one array [s]
+    prefills  whether it prefills, so that no CUDA graph of decode steps replays it
     """
 
     operators: Sequence[OperatorEstimate | PlannedOperator]
     launches: Sequence[KernelSequence]
     bounds: Sequence[Array]
+    prefills: bool = False
 
     @classmethod
-    def of(cls, rows: Sequence[OperatorEstimate], launches: Sequence[KernelSequence]) -> PassLaunches:
+    def of(
+        cls, rows: Sequence[OperatorEstimate], launches: Sequence[KernelSequence], workload: Workload
+    ) -> PassLaunches:
         """The pass of the operators `rows`."""
         bounds = [np.atleast_1d(np.asarray(row.unprefetched_s, dtype=float)) for row in rows]
         size = max((bound.size for bound in bounds), default=1)  # of operators that do the same at all points, 1
         bounds = [bound if bound.size == size else np.broadcast_to(bound, (size,)) for bound in bounds]
-        return cls(operators=rows, launches=launches, bounds=bounds)
+        return cls(operators=rows, launches=launches, bounds=bounds, prefills=workload.prefills)
 
     @cached_property
     def groups(self) -> list[tuple[list[KernelSequence], Sequence[Array], Array]]:
@@ -156,7 +160,9 @@ class Kernels(KernelTimes):
     def expect_each(self, passes: Sequence[tuple[Sequence[OperatorEstimate], Workload]]) -> list[ExpectedPass]:
         """expect() of several passes, with one evaluation of their kernels."""
         return list(
-            self.expect_passes([PassLaunches.of(rows, self.launches_for(rows, workload)) for rows, workload in passes])
+            self.expect_passes(
+                [PassLaunches.of(rows, self.launches_for(rows, workload), workload) for rows, workload in passes]
+            )
         )
 
     def expect_passes(self, launched: Sequence[PassLaunches]) -> Iterator[ExpectedPass]:
@@ -214,7 +220,8 @@ class Launcher:
                 for place, share in zip(launch.members, shares, strict=True):
                     launches[place] = share
         expected_launches = tuple(launch for launch in launches if launch is not None)
-        return ExpectedPass(operators=tuple(one.operators), launches=expected_launches, host=self.host)
+        host = self.host.of_step(prefills=one.prefills)
+        return ExpectedPass(operators=tuple(one.operators), launches=expected_launches, host=host)
 
     def _launch(
         self, launch: KernelSequence, bound: Array, times: Mapping[int, ExpectedLaunch | None]

@@ -55,6 +55,7 @@ class Simulation(Rows):
     readers   number of separate copies for prefills
     copies    number of other copies
     servers   ranks of all copies that take steps independently of each other
+    client    name of the benchmark client whose requests these are, in a closed loop; "" if none was named
     closed    closed-form means for one copy; None with separate prefill copies, or if ranks wait for each other
     reading_utilization  share of the time until the last prefill ends in which a prefill copy is busy
     """
@@ -70,6 +71,7 @@ class Simulation(Rows):
     block: int
     seed: int | None
     goals: Goals
+    client: str = ""
     years: float | None
     start_s: Times = field(repr=False)
     first_s: Times = field(repr=False)
@@ -241,6 +243,7 @@ class Simulation(Rows):
             "empty_requests": self.traffic.empty,
             "later_requests": self.traffic.later,
             "rate": None if self.traffic.in_flight else self.traffic.rate, "concurrency": self.traffic.in_flight,
+            "client": self.client or None,
             "mean_prompt": float(np.mean(self.traffic.prompt)),
             "mean_gen": float(np.mean(self.traffic.gen)), "ttft_s": self.goals.ttft_s,
             "tpot_s": self.goals.tpot_s, "years": self.years,

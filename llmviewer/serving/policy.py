@@ -10,6 +10,7 @@ from ..records import frozen
 from .lengths import MAX_TOKENS, parse_count
 
 _DEFAULT_TOKEN_BUDGET: Final = 2048  # prompt tokens of a step, unless a single prompt is longer
+_STEP_COUNTS: Final = ("hold", "poll")  # numbers of steps in the notation of a policy
 
 
 @frozen(kw_only=True)
@@ -24,6 +25,7 @@ class Policy:
             sequences that decode in the same step
     hold    where ranks wait for each other, prefills are held back until each rank has one, or one has nothing to
             decode, or for this many steps
+    poll    the scheduler looks for new requests after a step with prefills, when idle, and after this many decode steps
     """
 
     name: str
@@ -33,6 +35,7 @@ class Policy:
     padded: bool = False
     budget: int = _DEFAULT_TOKEN_BUDGET
     hold: int = 1
+    poll: int = 1
 
     @property
     def shares(self) -> bool:
@@ -45,7 +48,8 @@ class Policy:
 
     def __str__(self) -> str:
         tokens = f":{self.budget}" if self.cuts or self.budget != _DEFAULT_TOKEN_BUDGET else ""
-        return f"{self.name}{tokens}{f',hold={self.hold}' if self.hold > 1 else ''}"
+        steps = "".join(f",{key}={count}" for key in _STEP_COUNTS if (count := getattr(self, key)) > 1)
+        return f"{self.name}{tokens}{steps}"
 
 
 POLICIES: Final = {
@@ -62,17 +66,19 @@ POLICIES: Final = {
 
 
 def parse_policy(text: str) -> Policy:
-    """Parses a policy, such as "chunked:512" with its token budget or "fcfs,hold=60" with its `hold`.
+    """Parses a policy, such as "chunked:512" with its token budget or "fcfs,hold=60" with its `hold`; `poll` likewise.
 
     Raises InputError for an unknown policy or an invalid number.
     """
-    named, comma, hold = (part.strip() for part in str(text).partition(","))
+    named, *assignments = (part.strip() for part in str(text).split(","))
     name, colon, budget = (part.strip() for part in named.partition(":"))
     if name not in POLICIES:
         raise InputError(f"policy must be one of {', '.join(POLICIES)}; got {text!r}")
     policy = POLICIES[name]
-    if comma:
-        policy = replace(policy, hold=_hold(policy, hold, text))
+    steps = dict(_step_count(policy, one, text) for one in assignments)
+    if len(steps) < len(assignments):
+        raise InputError(f"policy {name} must give each of {', '.join(_STEP_COUNTS)} once at most; got {text!r}")
+    policy = replace(policy, hold=steps.get("hold", policy.hold), poll=steps.get("poll", policy.poll))
     if not colon:
         return policy
     if policy.padded:
@@ -83,15 +89,19 @@ def parse_policy(text: str) -> Policy:
     return replace(policy, budget=tokens)
 
 
-def _hold(policy: Policy, assignment: str, text: str) -> int:
+def _step_count(policy: Policy, assignment: str, text: str) -> tuple[str, int]:
+    """Name and value of an assignment such as "hold=60"."""
     key, _, value = (part.strip() for part in assignment.partition("="))
-    steps = parse_count(value) if key == "hold" else None
+    if key not in _STEP_COUNTS:
+        options = " and ".join(f"{name}=STEPS" for name in _STEP_COUNTS)
+        raise InputError(f"policy {policy.name} takes {options} after a comma; got {text!r}")
+    steps = parse_count(value)
     if steps is None:
         raise InputError(
-            f"policy {policy.name},hold=STEPS must give a whole number from 1 to {MAX_TOKENS}; got {text!r}"
+            f"policy {policy.name},{key}=STEPS must give a whole number from 1 to {MAX_TOKENS}; got {text!r}"
         )
     if policy.drains:
         raise InputError(
-            f"policy {policy.name} has no hold, as it prefills only when no sequence decodes; got {text!r}"
+            f"policy {policy.name} has no {key}, as it prefills only when no sequence decodes; got {text!r}"
         )
-    return steps
+    return key, steps

@@ -13,6 +13,7 @@ from math import ceil, inf, isnan, sqrt
 
 import numpy as np
 
+from ..expectation.engines import DIRECT, Frontend
 from ..workload import Spans
 from .kv_cache import Caches
 from .lengths import Tokens
@@ -28,6 +29,7 @@ from .traffic import Traffic
 
 def serve(
     steps: Steps, traffic: Traffic, *, policy: Policy, max_batch: int, block: int, prefilled: bool = False,
+    frontend: Frontend = DIRECT,
     progress: Callable[[int], object] = lambda finished: None,
 ) -> Served:  # fmt: skip
     """Simulates a server until all requests are finished.
@@ -35,12 +37,13 @@ def serve(
     max_batch  maximum running sequences per rank
     block      tokens per KV block
     prefilled  requests arrive with their KV cache and first token, from a prefill pool
+    frontend   what lies between clients and steps
     progress   called after each step with the number of finished requests
 
     Raises InputError if a request does not fit the KV memory alone.
     """
     passes = np.full(len(traffic), int(prefilled), dtype=np.int64)
-    return _Server(steps, traffic, policy, max_batch, block, passes=passes).run(progress)
+    return _Server(steps, traffic, policy, max_batch, block, passes=passes, frontend=frontend).run(progress)
 
 
 def serve_saturated(
@@ -64,18 +67,22 @@ class _Server:
     """State of a server between two steps.
 
     totals       fields of Usage so far
-    num_arrived  number of requests that have arrived
+    num_arrived  number of requests that the scheduler has seen
+    launched_s   start of the last step, before which the next one was scheduled if steps are launched ahead
+    unpolled     decode steps since the scheduler last looked for requests; policy.poll or more: it looks now
     """
 
     def __init__(
-        self, steps: Steps, traffic: Traffic, policy: Policy, max_batch: int, block: int, *, passes: Tokens
-    ) -> None:
-        self.steps, self.policy, self.requests = steps, policy, RequestStates(traffic, passes)
+        self, steps: Steps, traffic: Traffic, policy: Policy, max_batch: int, block: int, *, passes: Tokens,
+        frontend: Frontend = DIRECT,
+    ) -> None:  # fmt: skip
+        self.steps, self.policy, self.requests = steps, policy, RequestStates(traffic, passes, frontend)
         self.totals: defaultdict[str, float] = defaultdict(float)
         caches = Caches.of(steps, traffic, policy, block)
         self.scheduler = Scheduler(steps, policy, max_batch, caches, self.requests, totals=self.totals)
         self.batches = self.scheduler.batches
         self.clock_s, self.num_arrived, self.peak_bytes = 0.0, 0, 0.0
+        self.launched_s, self.unpolled, self._ahead = 0.0, policy.poll, frontend.ahead
 
     @property
     def _finished(self) -> int:
@@ -86,7 +93,7 @@ class _Server:
         while self.num_arrived < len(requests) or scheduler.waiting or scheduler.num_running:
             self._queue_arrivals()
             if not (scheduler.waiting or scheduler.num_running):
-                self.clock_s = requests.arrival_s[self.num_arrived]
+                self.clock_s = requests.ready_s[self.num_arrived]
                 continue
             scheduler.admit_waiting(self.clock_s)
             self._step()
@@ -135,7 +142,12 @@ class _Server:
         return Usage(**totals, peak_bytes=self.peak_bytes, room_bytes=room_bytes)
 
     def _queue_arrivals(self) -> None:
-        while self.num_arrived < len(self.requests) and self.requests.arrival_s[self.num_arrived] <= self.clock_s:
+        idle = not self.scheduler.num_running
+        if not idle and self.unpolled < self.policy.poll:
+            return
+        self.unpolled = 0
+        seen_until_s = self.launched_s if self._ahead and not idle else self.clock_s
+        while self.num_arrived < len(self.requests) and self.requests.ready_s[self.num_arrived] <= seen_until_s:
             self.scheduler.waiting.append(self.num_arrived)
             self.num_arrived += 1
 
@@ -155,6 +167,7 @@ class _Server:
     def _advance_clock(self, time_s: float, kind: str) -> None:
         """Adds the time of steps to the clock, and to the totals under `kind`, a field of Usage."""
         scheduler = self.scheduler
+        self.launched_s = self.clock_s
         self.clock_s += time_s
         scheduler.just_preempted = False
         self.totals[kind] += time_s
@@ -176,7 +189,7 @@ class _Server:
         work = list(zip(self.batches, chunks, decodes, strict=True))
         step_s = self.steps.step_s([self._groups(*each) for each in work])
         self._advance_clock(step_s, "mixed_s" if any(decodes) else "reading_s")
-        self.scheduler.steps_since_prefill = 0
+        self.scheduler.steps_since_prefill, self.unpolled = 0, self.policy.poll
         for batch, batch_chunks, batch_decodes in work:
             if batch_decodes:
                 self.totals["written"] += batch.advance(1, self.clock_s, last_s=0.0, rest_s=0.0)
@@ -223,16 +236,26 @@ class _Server:
         )
         slope_s = (last_s - first_s) / max(steps - 1, 1)
         if not self.policy.drains and not scheduler.waiting and self.num_arrived < requests.sent:
-            until_arrival_s = requests.arrival_s[self.num_arrived] - self.clock_s
-            steps = min(steps, _steps_until(until_arrival_s, first_s, slope_s))
+            until_ready_s = requests.ready_s[self.num_arrived] - self.clock_s
+            steps = min(steps, self._steps_until_seen(until_ready_s, first_s, slope_s))
         total_s = steps * (first_s + slope_s * (steps - 1) / 2)
         self._advance_clock(total_s, "decoding_s")
         scheduler.steps_since_prefill = (scheduler.steps_since_prefill + steps) % self.policy.hold
         last_s = first_s + slope_s * (steps - 1)
+        self.launched_s = self.clock_s - last_s
+        self.unpolled = (self.unpolled + steps - 1) % self.policy.poll + 1
         for batch in self.batches:
             if batch.decoding:
                 self.totals["written"] += batch.advance(steps, self.clock_s, last_s, rest_s=total_s - first_s)
                 scheduler.finish_sequences(batch, self.clock_s)
+
+    def _steps_until_seen(self, ready_s: float, first_s: float, slope_s: float) -> int:
+        """The fewest decode steps after which the scheduler sees a request that is ready in `ready_s`."""
+        if self._ahead:  # the step after these is scheduled when the last of them starts
+            steps = _steps_until(ready_s, first_s, slope_s) + 1 if ready_s > 0 else 1
+        else:
+            steps = _steps_until(ready_s, first_s, slope_s)
+        return -(-(self.unpolled + steps) // self.policy.poll) * self.policy.poll - self.unpolled
 
     def _fitting_steps(self, steps: int) -> int:
         """Decode steps, up to `steps`, after which all ranks still have KV memory."""

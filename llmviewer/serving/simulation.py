@@ -23,6 +23,7 @@ from ..parallel.layout import Layout
 from ..parameters import KvLink, KvTransfer
 from ..setting import Setting, layout_of, setting_of, whole_number
 from ..techniques import overrides
+from .clients import client_length, find_client
 from .lengths import Lengths, parse_lengths
 from .metrics import Served, Usage
 from .outcome import Goals, Simulation
@@ -55,6 +56,7 @@ def simulate(
     concurrency: int | None = None,
     prompt_lengths: int | str | None = None,
     gen_lengths: int | str | None = None,
+    client: str | None = None,
     policy: str | None = None,
     requests: int | None = None,
     seed: int = 0,
@@ -80,8 +82,10 @@ def simulate(
     concurrency       in place of rate: a closed loop of clients that each send the next request when theirs finishes
     prompt_lengths    a number, uniform:LEAST-MOST, lognormal:mean=..,p95=.. or a file; None: 1024 [tokens]
     gen_lengths       the same; None: 128 [tokens]
-    policy            one of POLICIES, optionally with tokens per step and a `hold`; None: that of the engine, else
-                      "chunked:512"
+    client            with concurrency, one of CLIENTS, whose number of requests and lengths apply; prompt_lengths and
+                      gen_lengths are then whole numbers
+    policy            one of POLICIES, optionally with tokens per step, `hold` and `poll`; None: that of the engine,
+                      else "chunked:512"
     requests          number of requests; None: 1000, and at least 10 of each client
     max_batch         maximum running sequences; None: the limit of the engine, else 256, or `concurrency` if larger
     block             tokens per block of the KV cache; None: that of the engine, else 16
@@ -112,6 +116,15 @@ def simulate(
         raise InputError(
             "concurrency must be left out with readers (separate prefill replicas), whose closed loop is not simulated"
         )
+    if client is not None:
+        if concurrency is None:
+            raise InputError(f"client must be left out without concurrency, its number of users; got {client!r}")
+        found = find_client(client)
+        requests = found.count(whole_number("concurrency", concurrency)) if requests is None else requests
+        prompt_lengths, gen_lengths = (
+            client_length(found, value, name, _DEFAULT_LENGTHS[name])
+            for name, value in (("prompt_lengths", prompt_lengths), ("gen_lengths", gen_lengths))
+        )
     traffic = _traffic(
         rate, arrivals, concurrency, prompts=prompt_lengths, gens=gen_lengths, requests=requests, seed=seed
     )
@@ -140,7 +153,7 @@ def simulate(
         "traffic": traffic.with_acceptance(Steps(setting).acceptance_probabilities, seed),
         "copies": whole_number("copies", copies), "block": block, "years": years, "seed": None if arrivals else seed,
         "max_batch": whole_number("max_batch", default_max_batch if max_batch is None else max_batch),
-        "goals": Goals(ttft_s=ttft, tpot_s=tpot),
+        "goals": Goals(ttft_s=ttft, tpot_s=tpot), "client": client or "",
     }  # fmt: skip
     if readers:
         if prefill_layout is not None:
@@ -281,10 +294,14 @@ def _simulate_colocated(
     steps, traffic = Steps(setting, expected), common["traffic"]
     limits: dict[str, Any] = {"policy": policy, "max_batch": common["max_batch"]}
     servers, offered = common["copies"] * steps.rank_sets, traffic.rate / common["copies"]
-    served = _serve_replicas(steps, traffic, servers, progress, block=common["block"], **limits)
+    served = _serve_replicas(
+        steps, traffic, servers, progress, block=common["block"], frontend=steps.frontend, **limits
+    )
     hit_traffic = replace(traffic, cached=served.known) if traffic.blocks else traffic
     has_closed_form = not traffic.in_flight and isfinite(offered) and steps.ranks == 1
-    closed = steady(steps, hit_traffic, rate=offered, **limits) if has_closed_form else None
+    closed = None
+    if has_closed_form:
+        closed = steady(steps, hit_traffic, rate=offered, **limits).behind(steps.frontend, traffic.prompt)
     sent_traffic = replace(traffic, arrival_s=served.arrival_s) if traffic.in_flight else traffic
     return Simulation(
         setting=setting, servers=servers, policy=policy, closed=closed, start_s=served.start_s, first_s=served.first_s,

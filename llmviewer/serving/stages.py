@@ -195,7 +195,8 @@ class Stage:
                 microbatches,
                 autoregressive=True,
             )
-        return self.host.time_s(kernels_s, self._launches[decodes].amount(groups)) if self._has_host else kernels_s
+        host = self._hosts[decodes]
+        return kernels_s if host is IDLE else host.time_s(kernels_s, self._launches[decodes].amount(groups))
 
     def _evenly(self, tokens: float) -> Groups:
         """An equal share of the tokens of all ranks, by which launches of experts are counted."""
@@ -214,8 +215,9 @@ class Stage:
         return [_Cached(part, self.longest) for part in (self.sent, self.core_times) if part]
 
     @cached_property
-    def _has_host(self) -> bool:
-        return self.host != IDLE
+    def _hosts(self) -> tuple[Host, Host]:
+        """The host in a step with prefills, and in one that only decodes."""
+        return self.host.of_step(prefills=True), self.host.of_step(prefills=False)
 
     @cached_property
     def _launches(self) -> tuple[TabulatedForm, TabulatedForm]:

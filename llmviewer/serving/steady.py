@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import inf, isinf, nan, sqrt
+from math import exp, inf, isinf, nan, sqrt
 from typing import Final
 
 import numpy as np
 
+from ..expectation.engines import Frontend
 from ..records import frozen
 from ..workload import Spans
 from .balance import decode_batch, token_interval_s, value_at
 from .demand import Demand, Prompts, prompts_of
+from .lengths import Tokens
 from .markov_chain import Column, Reading, held_up_s, reading, saturated_s
 from .policy import Policy
 from .steps import Steps
@@ -43,6 +45,14 @@ class SteadyState:
     tpot_s: float
     max_rate: float
     max_batch: int
+
+    def behind(self, frontend: Frontend, prompt: Tokens) -> SteadyState:
+        """The state with the time that requests take through a frontend, whose own queue is left out: they also wait
+        for a step that is launched already, if any sequence decodes.
+        """
+        own_s = frontend.request_s + frontend.token_s * float(np.mean(prompt)) + frontend.response_s
+        launched_s = self.tpot_s * (1 - exp(-self.batch)) if frontend.ahead and self.stable else 0.0
+        return replace(self, ttft_s=self.ttft_s + own_s + launched_s)
 
     @property
     def stable(self) -> bool:

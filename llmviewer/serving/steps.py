@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from ..errors import InputError
+from ..expectation.engines import DIRECT, Frontend
 from ..expectation.kernels import Kernels
 from ..expectation.sources import bound_only_reason
 from ..forms import Num
@@ -182,6 +183,12 @@ class Steps:
     @cached_property
     def _stages(self) -> tuple[Stage, ...]:
         return Stage.each(self.setting, self._kernels if self.expected else None, self.ranks, self.width)
+
+    @property
+    def frontend(self) -> Frontend:
+        """Path between clients and steps; of no time at the bound."""
+        engine = self.setting.engine
+        return engine.frontend if self.expected and engine else DIRECT
 
     @property
     def unknown(self) -> str:

@@ -301,7 +301,7 @@ class Evaluation:
         """A pass as launches of the library of `kernels`."""
         if name not in self._launched:
             rows, workload = self._operators(name)
-            self._launched[name] = PassLaunches.of(rows, kernels.launches_for(rows, workload))
+            self._launched[name] = PassLaunches.of(rows, kernels.launches_for(rows, workload), workload)
         return self._launched[name]
 
     def _operators(self, name: str) -> tuple[Sequence[OperatorEstimate], Workload]:

@@ -71,6 +71,7 @@ MIN_STACK_ROWS = 40  # rows of a stack that ships
 DEVICES = 3  # from which intervals for others of their maker can be learned
 FEW_ROWS = 50  # rows that a user measures in minutes
 TRIED = 12  # stacks of a kind that are tried with so few
+TABLES = [name for name in FAMILIES if name != "scan"]  # which benchmarks/operators.py fits
 NOT_FITTED = {"llmcompass"}  # wall clock with the time of the framework in it
 AIMS = {  # family, data types: must and aim [%] on a known device, and on one never fitted
     ("gemm", "16 bit"): (8, 6, 12, 10),
@@ -139,7 +140,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     groups: list[MeasuredRows] = []
     sources: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for name in FAMILIES:
+    for name in TABLES:
         table = read(folder / f"{name}.parquet")
         origin = table.frame["source"].astype(str).to_numpy()
         for rows in table.rows:
@@ -447,8 +448,8 @@ def _path(device: str, library: str) -> Path:
 
 
 def _write_transferred(moved: list[Moved]) -> None:
-    errors: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in FAMILIES}
-    for name in FAMILIES:
+    errors: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in TABLES}
+    for name in TABLES:
         transfers = {
             near: _transfers_from(near, [m for m in moved if m[0].family == name]) for near in SIMILARITY_CLASSES
         }
@@ -487,8 +488,7 @@ def _widened(name: str, moved: list[Moved]) -> Error:
     what Student's t adds for so few devices.
     """
     within = {
-        family: _pooled(_transfers_from(SAME_VENDOR, [m for m in moved if m[0].family == family]))
-        for family in FAMILIES
+        family: _pooled(_transfers_from(SAME_VENDOR, [m for m in moved if m[0].family == family])) for family in TABLES
     }
     factors: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
     others = _transfers_from(OTHER_VENDORS, moved)
@@ -614,7 +614,7 @@ def _document(fits: list[KernelFit], moved: list[Moved], sections: list[str]) ->
     ]
     lines += ["## By fit", ""]
     far_by = {id(m[0]): _mape(m) for m in moved}
-    for name in FAMILIES:
+    for name in TABLES:
         lines += [f"### {name}", "", ("| device | library | data type | kernel | rows | held out, % | median, % "
                   "| under 20 us | over 20 us | in 80 %, % | other device, % |"),
                   "|---|---|---|---|---|---|---|---|---|---|---|"]  # fmt: skip

@@ -15,8 +15,9 @@ from llmviewer.devices.hardware import Hardware
 from llmviewer.expectation.engines import find_engine
 from llmviewer.units import fold, seconds, si
 
+from .launching import server_commands
 from .operator_table import SMALL_SHARE, operator_table, rate, shortens, shows_calls
-from .parts import Card, Details, Line
+from .parts import Card, Command, Details, Line
 from .phrases import (
     BOUNDS,
     between,
@@ -73,8 +74,17 @@ def report(
         cards=cards,
         pictures=lambda analysis: pictures(analysis, [analysis]),
         details=lambda analysis: [method_details(analysis), *device_details([analysis.hardware])],
+        more=_server,
         inputs=inputs,
     )
+
+
+def _server(analysis: Analysis) -> list[Command]:
+    """The launch command of the engine, if the request fits."""
+    request = analysis.request
+    if not analysis.memory.fits or not analysis.model.generates:
+        return []
+    return server_commands(analysis.setting, sequences=request.batch, tokens=request.prompt + (request.gen or 0))
 
 
 def summary(analysis: Analysis) -> list[Line]:

@@ -18,6 +18,7 @@ from llmviewer.units import counted, seconds
 from .advice import Folded
 from .choice import unsold
 from .comparison_tables import prices_of
+from .launching import server_commands
 from .page_figures import Picture, picture
 from .parts import Card, Command
 from .report import Report
@@ -71,6 +72,14 @@ def _simulation(result: ServicePlan) -> list[Command]:
         for one in candidates
         if one and isinstance(result.shared_arguments["model"], str)
     ]
+
+
+def _server(result: ServicePlan) -> list[Command]:
+    """The launch command of a replica of the best, if its engine has one."""
+    one = result.best
+    if one is None or one.prefill_workers:
+        return []
+    return server_commands(result.replica_setting(one), sequences=one.limit, tokens=result.prompt + result.gen)
 
 
 def _command(arguments: dict[str, Any]) -> list[str]:
@@ -401,5 +410,5 @@ REPORT: Final = Report[ServicePlan](
     basis=basis,
     cards=_cards,
     pictures=_pictures,
-    more=_simulation,
+    more=lambda result: [*_simulation(result), *_server(result)],
 )

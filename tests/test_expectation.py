@@ -39,6 +39,7 @@ IMPLEMENTATIONS = {
     "moe": Implementation(library="vllm", dtype="bf16"),
     "elementwise": Implementation(library="vllm", dtype="fp16", kernel="add"),
     "collectives": Implementation(library="nccl", dtype="fp16", kernel="nccl all_reduce"),
+    "scan": Implementation(library="vllm", dtype="bf16", kernel="chunk_gated_delta_rule gdn_scan_prefill"),
 }
 SHAPES = {
     "gemm": {"M": 64, "N": 4096, "K": 4096},
@@ -51,6 +52,7 @@ SHAPES = {
     "moe": {"tokens": 256, "hidden": 4096, "inter": 1536, "topk": 8, "experts": 128},
     "elementwise": {"rows": 4096, "bytes": 1e8},
     "collectives": {"num_gpus": 8, "bytes": 1e7},
+    "scan": {"batch": 2, "q_len": 2048, "k_heads": 16, "k_dim": 128, "v_heads": 32, "v_dim": 128},
 }  # fmt: skip
 GROWS = {
     "gemm": ("M", "N", "K"),
@@ -59,6 +61,7 @@ GROWS = {
     "moe": ("tokens",),
     "elementwise": ("rows", "bytes"),
     "collectives": ("bytes",),
+    "scan": ("batch", "q_len", "v_heads"),
 }
 
 
@@ -303,7 +306,7 @@ def test_profiles_come_back_as_they_were_written(tmp_path):
     [
         ("alpha", "2", "entries[0].parameters.alpha: must be 0.05 to 1; got 2"),
         ("family", "conv", ("entries[0].family: must be one of gemm, attention_prefill, attention_decode, moe, "
-         "elementwise, collectives; got 'conv'")),
+         "elementwise, collectives, scan; got 'conv'")),
         ("interval_long", "[1.1, 1.2]", ("entries[0].held_out.interval_long: must be a factor up to 1 and one from 1; "
          "got [1.1, 1.2]")),
     ],

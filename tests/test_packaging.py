@@ -46,7 +46,13 @@ def test_every_folder_with_files_is_packaged():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     homes = {declared["package-dir"].get(name, name.replace(".", "/")) for name in declared["packages"]}
     code = {path.parent for top in ("llmviewer", "reports", "kernels", "webapp") for path in (ROOT / top).rglob("*.py")}
-    assert homes == {str(path.relative_to(ROOT)) for path in code} | {"docs", "hardware", "models", "profiles"}
+    assert homes == {str(path.relative_to(ROOT)) for path in code} | {
+        "docs",
+        "engines",
+        "hardware",
+        "models",
+        "profiles",
+    }
 
 
 @pytest.mark.slow("builds the sdist and the wheel")
@@ -54,7 +60,7 @@ def test_the_wheel_holds_one_top_level_name_and_all_the_data(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert wheel.name.startswith(f"llmviewer-{llmviewer.__version__}-")
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"llmviewer"}
-    for kind in ("hardware", "models", "profiles"):
+    for kind in ("engines", "hardware", "models", "profiles"):
         shipped = {Path(name).name for name in names if name.startswith(f"llmviewer/data/{kind}/")}
         assert shipped - {"__init__.py"} == {path.name for path in (ROOT / kind).rglob("*") if path.is_file()}
     folder = "llmviewer/data/docs/"

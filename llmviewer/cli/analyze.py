@@ -15,6 +15,7 @@ from . import inputs
 from . import options as shared
 
 if TYPE_CHECKING:
+    from ..analyzing.analysis import Analysis
     from ..parallel.layout import Layout
 
 
@@ -65,6 +66,7 @@ def _measured(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
 @inputs.declared_options(SettingOptions)
 @inputs.disaggregation
 @inputs.scenario
+@shared.emit_option
 @shared.output(subject="the report")
 def analyze(
     model: str,
@@ -76,6 +78,7 @@ def analyze(
     every: bool,
     sources: bool,
     output: Path | None,
+    emit: str | None,
     sides: dict[str, Any],
     **question: Any,
 ) -> None:
@@ -88,7 +91,9 @@ def analyze(
     from ..analyzing.analysis import analyze as run
     from ..reports.columns import WIDTH
 
-    output_form = shared.form_of(form, output)
+    if emit is not None and (sides or form):
+        raise InputError("--emit writes the command of one server; leave out --format, --prefill-... and --decode-...")
+    output_form = shared.form_of(form, None if emit else output)
     if per_call is not None and output_form not in ("text", "markdown"):
         raise InputError(
             "--per-call and --all-calls apply to text and markdown; leave them out with "
@@ -127,11 +132,25 @@ def analyze(
         shared.emit_report(disaggregated.report(**report_options), result, output_form, output)
         return
     analysis = run(model, hardware, **options, **question)
+    if emit is not None:
+        _emit(analysis, emit, output)
+        return
     if question["gen"] is not None and not analysis.model.generates:
         raise InputError(f"gen must be left out: {analysis.model.name} does not generate")
     from ..reports.analysis import report
 
     shared.emit_report(report(**report_options), analysis, output_form, output)
+
+
+def _emit(analysis: Analysis, emit: str, output: Path | None) -> None:
+    """Writes the launch command of the analyzed setting."""
+    from ..reports.launching import emitted
+
+    request = analysis.request
+    if not analysis.memory.fits:
+        raise InputError(f"{analysis.model.name} does not fit: no command is written (analyze without --emit says why)")
+    tokens = request.prompt + (request.gen or 0)
+    shared.emit(emitted(analysis.setting, emit, sequences=request.batch, tokens=tokens), output)
 
 
 def _check_used(sides: Mapping[str, Any], hardware: str, layout: Layout) -> None:

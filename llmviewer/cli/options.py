@@ -192,6 +192,17 @@ def add_options(command: _F, *options: Callable[[_F], _F]) -> _F:
     return command
 
 
+def emit_option(command: _F) -> _F:
+    """Adds the option --emit."""
+    return click.option(
+        "--emit",
+        metavar="ENGINE[:FORM]",
+        help="Write the command that starts such a server instead of the report, with the reason for each option: "
+        "vllm, sglang, tensorrt-llm, llama.cpp or mlx; vllm:compose for Docker Compose, vllm:kubernetes "
+        "for a manifest.",
+    )(command)
+
+
 def report_options(command: _F) -> _F:
     """Adds the options of reports that can be a folder of files."""
     return add_options(

@@ -236,9 +236,11 @@ def _saturate(form: str | None, output: Path | None, options: ServedOptions, *, 
 )
 @inputs.declared_options(FleetOptions)
 @shared.depreciation
+@shared.emit_option
 @shared.report_options
 def plan(
     *,
+    emit: str | None,
     options: FleetOptions,
     hardware: tuple[str, ...],
     prefill_hardware: tuple[str, ...],
@@ -265,6 +267,15 @@ def plan(
         if question["prefill_hardware"] is None:
             raise InputError("--prefill-hardware must name devices; leave it out for the same device for both")
     service_plan = with_progress_bar("layouts and precisions", functools.partial(run, **question, **options))
+    if emit is not None:
+        from ..reports.launching import emitted
+
+        best = service_plan.best
+        if best is None or best.prefill_workers:
+            raise InputError("--emit writes the command of the cheapest replica within the targets; there is none")
+        replica, tokens = service_plan.replica_setting(best), service_plan.prompt + service_plan.gen
+        shared.emit(emitted(replica, emit, sequences=best.limit, tokens=tokens), output)
+        return
     shared.emit_report(REPORT, service_plan, form, output)
 
 

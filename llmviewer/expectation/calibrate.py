@@ -83,9 +83,12 @@ class CrossValidatedFit:
 
 
 def cross_validate(
-    rows: MeasuredRows, priors: Sequence[KernelFit] = (), *, residual: bool = False
+    rows: MeasuredRows, priors: Sequence[KernelFit] = (), *, residual: bool = False, bends: bool = True
 ) -> CrossValidatedFit | None:
-    """Fit of one kernel implementation with its held-out predictions; None if it has too few rows."""
+    """Fit of one kernel implementation with its held-out predictions; None if it has too few rows.
+
+    bends  whether it may have a trend
+    """
     rows = rows.take(np.flatnonzero(rows.timed & rows.family.fittable(rows.shapes)))
     if len(rows) < MIN_ROWS:
         return None
@@ -100,7 +103,7 @@ def cross_validate(
     ])  # fmt: skip
     plain = problem.held_out(folds)
     trend: Trend | bool | None = before[0].trend if before and len(rows) < _MIN_TREND_ROWS else None
-    trend = trend or len(rows) >= MIN_TREND_ROWS
+    trend = bends and (trend or len(rows) >= MIN_TREND_ROWS)
     bent = problem.held_out(folds, trend) if trend else plain
     if _error(bent, rows) > _MAX_TREND_ERROR_RATIO * _error(plain, rows):
         trend, bent = None, plain

@@ -14,7 +14,7 @@ from typing import Any, Final
 from ..records import frozen
 from .device import DeviceTraits, find_device
 from .families import Implementation
-from .profile import FOLDER, Error, KernelFit, plain_entry, plain_error, shipped, transfer_errors
+from .profile import FOLDER, Error, KernelFit, plain_entry, plain_error, profile_files, shipped, transfer_errors
 from .trend import Trend
 
 PATH: Final = FOLDER / "index.json"
@@ -48,8 +48,8 @@ def index() -> ProfileIndex:
 
 
 def _sizes() -> dict[str, int]:
-    """Sizes of the profile files by name. [B]"""
-    return {path.name: path.stat().st_size for path in sorted(FOLDER.glob("*.yaml"))}
+    """Sizes of the profile files by path. [B]"""
+    return {str(path.relative_to(FOLDER)): path.stat().st_size for path in profile_files()}
 
 
 def device_traits(name: str) -> DeviceTraits:

@@ -73,10 +73,12 @@ class Library:
         device = self.device
         related = [] if self.fits_on_device or isinstance(device, str) else fits_on_nearest_devices(self.fits, device)
         families: dict[str, set[str]] = {}
-        for fit in mine or self.fits_on_device or related:
+        for fit in filter(_is_common, mine or self.fits_on_device or related):
             families.setdefault(fit.implementation.library, set()).add(fit.family)
         errors = {
-            name: np.mean([fit.held_out.mape for fit in self.fits if fit.implementation.library == name])
+            name: np.mean(
+                [fit.held_out.mape for fit in self.fits if fit.implementation.library == name and _is_common(fit)]
+            )
             for name in families
         }
         able = [name for name, measured_families in families.items() if mine or len(measured_families) >= _MIN_FAMILIES]
@@ -199,6 +201,11 @@ def check_library(name: str, profiles: Sequence[Profile] = ()) -> str:
     if name and name not in libraries:
         raise InputError(f"no kernels of a library {name!r} were measured; {suggest(name, libraries)}")
     return name
+
+
+def _is_common(fit: KernelFit) -> bool:
+    """Whether most models have such kernels."""
+    return FAMILIES[fit.family].is_common(fit.implementation)
 
 
 def key_of(fit: KernelFit) -> tuple[str, str, Implementation]:

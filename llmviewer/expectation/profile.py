@@ -27,6 +27,7 @@ from .trend import plain as plain_trend
 
 SHORT_S: Final = 20e-6  # shorter kernels, dominated by launches and clocks, have separate errors
 FOLDER: Final = data_dir("profiles")
+OPERATORS_FOLDER: Final = FOLDER / "operators"  # of operators that few models have (benchmarks/operators.py)
 _ENTRY: Final = (
     "family", "dtype", "kv_dtype", "kernel", "variant", "parameters", "rows", "version", "sizes", "fit_mape",
     "held_out", "trend", "residual",
@@ -449,8 +450,14 @@ def _pair(section: Section, key: str) -> tuple[float, float]:
 @cache
 def profiles() -> tuple[Profile, ...]:
     """Shipped profiles."""
-    paths = sorted(path for path in FOLDER.glob("*.yaml") if path.name not in (TRANSFERRED, STAND_INS))
-    return tuple(profile for path in paths for profile in read(path))
+    return tuple(
+        profile for path in profile_files() if path.name not in (TRANSFERRED, STAND_INS) for profile in read(path)
+    )
+
+
+def profile_files() -> list[Path]:
+    """Files of shipped profiles and of errors, those of operators that few models have at the end."""
+    return [path for folder in (FOLDER, OPERATORS_FOLDER) for path in sorted(folder.glob("*.yaml"))]
 
 
 @cache
@@ -486,8 +493,7 @@ def transfer_errors() -> Mapping[tuple[str, str, str], Error]:
     another data type, on the device itself or, after the class of a device and a comma, on another. Further classes are
     operators without a kernel, and sizes beyond those that a kernel was measured with.
     """
-    paths = [path for name in (TRANSFERRED, STAND_INS) if (path := FOLDER / name).exists()]
-    files = [read_yaml(path).section("errors") for path in paths]
+    files = [read_yaml(path).section("errors") for path in profile_files() if path.name in (TRANSFERRED, STAND_INS)]
     return {
         (name, dtype, source_class): read_error(families.section(name).section(source_class).section(dtype))
         for families in files

@@ -21,6 +21,7 @@ from .families import FAMILIES, Family, Implementation
 from .families._family import EAGER, Array, Shapes
 from .formats import SCHEMES, cache_bytes, kernel_type, plain_name
 from .headers import TYPED, alike, meant, missing
+from .tables import in_family_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,6 +39,7 @@ _MARKER_COLUMNS: Final = (  # columns that identify the family of a table withou
     ("moe", "experts"),
     ("gemm", "M"),
     ("collectives", "num_gpus"),
+    ("scan", "v_heads"),
     ("elementwise", "bytes"),
 )
 # Libraries whose kernels frameworks call, by family.
@@ -179,11 +181,12 @@ def table_of(frame: pd.DataFrame, path: Path) -> MeasurementTable:
         )
     unread: Counter[str] = Counter()
     rows: list[MeasuredRows] = []
+    user_frame, frame = frame, in_family_columns(frame)
     for i, (family, places) in enumerate(_families(frame, path, unread)):
         if lacking := missing(frame, family):
             if i == 0:
-                had = ", ".join(map(repr, frame.columns))
-                raise InputError(f"{path}: {lacking}; it has {had}{meant(frame, family)}")
+                had = ", ".join(map(repr, user_frame.columns))
+                raise InputError(f"{path}: {lacking}; it has {had}{meant(user_frame, family)}")
             unread[lacking] += len(places)
             continue
         extra_columns = (EAGER,) if family.name == "elementwise" else ()
@@ -192,7 +195,7 @@ def table_of(frame: pd.DataFrame, path: Path) -> MeasurementTable:
                 _check_numbers(frame[column], path)
         family_rows = _rows(frame.iloc[places], family, unread)
         rows += [replace(one, places=places[one.places]) for one in family_rows]
-    return MeasurementTable(path=path, frame=frame, rows=tuple(rows), unread=unread)
+    return MeasurementTable(path=path, frame=user_frame, rows=tuple(rows), unread=unread)
 
 
 def _check_numbers(column: pd.Series[Any], path: Path) -> None:
@@ -295,7 +298,7 @@ def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator
         numbers["gated"] = np.where(_ungated(labels, numbers), 0.0, numbers["gated"])
         numbers["ep"] = np.where(labels["kernel"] == _UNSHARDED_KERNEL, 1.0, numbers["ep"])
     numbers["loop"] = _numbers(frame, "loop", None)
-    replayed = _texts(frame, "stat") == _GRAPH_STATISTIC
+    replayed = np.array([text.startswith(_GRAPH_STATISTIC) for text in _texts(frame, "stat")], dtype=bool)
     times = frame["time_us"].to_numpy(float) * 1e-6 if "time_us" in frame else np.full(len(frame), np.nan)
     sound = np.ones(len(frame), dtype=bool)
     for why, wrong in _wrong(frame, family, {**numbers, "eager": eager}):
@@ -382,6 +385,9 @@ def _kernels(frame: pd.DataFrame, family: Family, eager: Array) -> Array:
     if family.name == "elementwise":
         operations = _renamed(_texts(frame, "op"), _operation)
         return np.where(eager, f"{EAGER} " + operations, operations)
+    if family.name == "scan":
+        kernels = _texts(frame, "kernel")
+        return np.asarray(kernels + " " + _texts(frame, "op"), dtype=object)
     if family.name == "collectives":
         operations = _renamed(_texts(frame, "op"), _operation)
         kernels = _texts(frame, "impl" if "impl" in frame else "kernel")

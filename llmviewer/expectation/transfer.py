@@ -353,7 +353,7 @@ def has_equal_cost_types(fit: KernelFit, implementation: Implementation) -> bool
 
 def _same_operation(fit: KernelFit, implementation: Implementation) -> bool:
     """Whether a fit is of the same operation or kind of attention, the last word of a kernel's name."""
-    if fit.family in ("elementwise", "collectives"):
+    if FAMILIES[fit.family].names_operations:
         operation, other = (name.rpartition(" ")[2] for name in (implementation.kernel, fit.implementation.kernel))
         return operation == other or not operation
     return fit.implementation.attention_kind == implementation.attention_kind
@@ -409,7 +409,8 @@ def _transfer_error(name: str, implementation: Implementation, source_class: str
     if source_class in SIMILARITY_CLASSES:
         near, instead = source_class, ""
     classes_from_nearest = SIMILARITY_CLASSES[SIMILARITY_CLASSES.index(near) :] if near else ("", *SIMILARITY_CLASSES)
-    parts, errors = (implementation.attention_kind or implementation.dtype, "all"), index().errors
+    operation = implementation.kernel.rpartition(" ")[2] if FAMILIES[name].names_operations else ""
+    parts, errors = (operation, implementation.attention_kind or implementation.dtype, "all"), index().errors
     classes = [", ".join(filter(None, (each, instead))) for each in classes_from_nearest if each != OTHER_VENDORS]
     keys = [(name, type_or_all, each) for each in (*classes, OTHER_VENDORS) for type_or_all in parts]
     error = next((errors[key] for key in keys if key in errors), _UNMEASURED_ERROR)

@@ -257,9 +257,10 @@ def _worst(one: Predictions) -> list[dict[str, Any]]:
     rows = []
     for place in places[np.isfinite(log_errors[places])]:
         row = one.table.frame.iloc[int(place)]
-        shapes = next(rows.family.columns for rows in one.table.rows if place in rows.places)
+        stack = next(rows for rows in one.table.rows if place in rows.places)
+        index = np.flatnonzero(stack.places == place)[0]
         facts: dict[str, Any] = {name: str(row[name]) for name in names}
-        facts |= {name: float(row[name]) for name in shapes}
+        facts |= {name: float(stack.shapes[name][index]) for name in stack.family.columns}
         times = {name: float(one.columns[name][place]) for name in ("bound_us", "expected_us")}
         placed = {"file": str(one.table.path), "row": int(place) + 1}
         rows.append({**placed, **facts, "time_us": float(measured[place]), **times})

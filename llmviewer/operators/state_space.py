@@ -76,11 +76,13 @@ class Scan(Operator):
 
     heads   independent parts; 0: unknown
     groups  groups of heads that share q and k
+    rule    recurrence of which kernels are named: gdn, kda, mamba2; "" for others
     """
 
     sharding: ClassVar[Sharding] = Sharding.SCAN
 
     token_ops: float
+    rule: str = ""
     heads: int = 0
     groups: int = 0
     pair_ops: float = 0

@@ -13,9 +13,11 @@ from .. import __version__
 from ..analyzing.costs import Criterion
 from ..analyzing.facts import finite
 from ..model import Model
+from ..options import ServedOptions, only
 from ..parameters import KvLink, KvTransfer
 from ..records import frozen
 from ..rows import Rows
+from ..setting import Setting
 from ..transforms.quantize import PUBLISHED
 from .candidates import PRICES, Candidate, PrefillWorkers
 from .load import POLICY
@@ -155,6 +157,15 @@ class ServicePlan(Rows):
             arguments |= self._prefill_arguments(candidate, candidate.prefill_workers)
         nonempty = {name: value for name, value in arguments.items() if value not in (None, "", (), inf)}
         return {"hardware": candidate.hardware.name, **nonempty}
+
+    def replica_setting(self, candidate: Candidate) -> Setting:
+        """The setting of one replica of a candidate."""
+        shared = {
+            name: value for name, value in only(self.shared_arguments, ServedOptions).items() if value is not None
+        }
+        options: dict[str, Any] = {**shared, "layout": candidate.layout, "hardware_set": ()}
+        options["quant"] = None if candidate.quant == PUBLISHED else candidate.quant
+        return Setting.of(self.shared_arguments["model"], candidate.hardware, **options)
 
     def _prefill_arguments(self, candidate: Candidate, workers: PrefillWorkers) -> dict[str, Any]:
         """Arguments of simulate() that differ with separate prefill workers."""

@@ -25,6 +25,7 @@ def linear_scan(
     value_dim: int = 0,
     chunk: int,
     delta: bool = False,
+    rule: str = "",
     weights: dict[str, int] | None = None,
 ) -> Scan:
     """S = decay S + k v^T and q . S for each head, in chunks, whose values are as wide as keys if nothing else is said;
@@ -40,6 +41,7 @@ def linear_scan(
         inputs=(*inputs, state),
         outputs=(parts.tensor("scan", heads * value_dim), state),
         weights=tuple(parts.weight(name, size) for name, size in (weights or {}).items()),
+        rule=rule,
         pair_ops=heads * ((6 * key_dim + 4 * value_dim) if delta else 2 * (key_dim + value_dim)),
         token_ops=heads * (6 if delta else 4) * key_dim * value_dim,
         chunk=chunk,
@@ -90,6 +92,7 @@ class Kda:
             key_dim=self.head_dim,
             chunk=self.chunk,
             delta=True,
+            rule="kda",
             weights={"A_log": self.heads, "dt_bias": width},
         )
         norm_weights = {"o_norm.weight": self.head_dim}  # RMSNorm, the sigmoid of the gate, and their product

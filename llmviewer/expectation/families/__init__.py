@@ -12,9 +12,11 @@ from .elementwise import ElementwiseFamily
 from .gemm import Gemm
 from .moe import Moe
 from .prefill import Prefill
+from .scan import ScanFamily
 
 FAMILIES: Final[Mapping[str, Family]] = {
-    family.name: family for family in (Gemm(), Prefill(), Decode(), Moe(), ElementwiseFamily(), Collectives())
+    family.name: family
+    for family in (Gemm(), Prefill(), Decode(), Moe(), ElementwiseFamily(), Collectives(), ScanFamily())
 }
 
 __all__ = ["FAMILIES", "Family", "FittedParameter", "Implementation"]

@@ -94,6 +94,7 @@ class Family(ABC):
     columns                   shape columns that a row must have
     groups                    columns that make a shape family; rows of one are held out together
     library_independent       libraries do not differ in these kernels
+    names_operations          the last word of a kernel's name is its operation
     multiplies_matrices       the kernels multiply matrices, so they have a place on the roofline
     models_half_rate          the model accounts for GeForce cards, which accumulate in fp32 at half rate
     generation_dependent      efficiency depends on the generation of the device, not only on its kind of memory
@@ -114,6 +115,7 @@ class Family(ABC):
     optional: ClassVar[Mapping[str, float]] = {}
     groups: ClassVar[tuple[str, ...]]
     library_independent: ClassVar[bool] = False
+    names_operations: ClassVar[bool] = False
     multiplies_matrices: ClassVar[bool] = True
     models_half_rate: ClassVar[bool] = False
     generation_dependent: ClassVar[bool] = True
@@ -165,6 +167,10 @@ class Family(ABC):
 
     def covers_variant(self, variant: str, shapes: Shapes) -> bool:  # noqa: ARG002 - some have kernels of their own for a few
         """Whether rows of `shapes` determine all parameters of a variant."""
+        return True
+
+    def is_common(self, implementation: Implementation) -> bool:  # noqa: ARG002 - some are of one architecture
+        """Whether most models have such kernels, whose measurements decide the default library of a device."""
         return True
 
     def sizes(self, shapes: Shapes) -> dict[str, Array]:

@@ -41,6 +41,7 @@ class Collectives(Family):
     columns = ("num_gpus", "bytes")
     groups = ("num_gpus",)
     library_independent = True
+    names_operations = True
     multiplies_matrices = False
     stable_tiling = True
     optional: ClassVar = {}

@@ -21,6 +21,7 @@ from ._family import (
     uncached_fraction,
 )
 
+_UNCOMMON: Final = ("conv_", "mhc_", "quantize_")  # beginnings of operations that few models have
 _MIN_LONG_ROW: Final = 1 << 15  # elements of a row from which on its core's time for it can be told from a start
 
 
@@ -36,6 +37,7 @@ class ElementwiseFamily(Family):
     groups = ("cols",)
     variants = ("", "long")
     library_independent = True
+    names_operations = True
     multiplies_matrices = False
     generation_dependent = False  # their launches are the host's, and bandwidths of a kind of memory are reached alike
     parameters = (
@@ -77,6 +79,9 @@ class ElementwiseFamily(Family):
 
     def covers_variant(self, variant: str, shapes: Shapes) -> bool:
         return variant != "long" or bool(np.any(np.asarray(shapes["cols"]) >= _MIN_LONG_ROW))
+
+    def is_common(self, implementation: Implementation) -> bool:
+        return not implementation.kernel.rpartition(" ")[2].startswith(_UNCOMMON)
 
     def bound(self, shapes: Shapes, device: Device, implementation: Implementation) -> Array:  # noqa: ARG002
         moved = np.asarray(shapes["bytes"], dtype=float)

@@ -13,10 +13,13 @@ from typing import Final
 
 from ...forms import ONE, Form, total
 from ...operators.attention import QK, SV, FlashAttention, Indexer, Softmax
+from ...operators.base import Operator
 from ...operators.block_sparse import BlockIndexer
 from ...operators.collectives import Collective
+from ...operators.hyper_connections import StreamsIn
 from ...operators.kinds import kind_of
 from ...operators.masks import Bidirectional, Causal, Cross
+from ...operators.state_space import CausalConv, Scan
 from ...parallel.overlap import Overlapped
 from ...roofline import OperatorEstimate, Plan
 from ...workload import Workload
@@ -25,8 +28,9 @@ from ._attention import attention, indexer, scores
 from ._collectives import STRAIGHT, collective, sending
 from ._experts import experts, moe
 from ._kernel import KernelSequence, LibraryKernel, Sending
-from ._movers import mover, unmeasured
+from ._movers import hyper_connection, mover, unmeasured
 from ._products import UNMERGED_LIBRARIES, gemm, products
+from ._scans import convolution, scan
 from ._whole import AMOUNTS, WHOLE_PASS_LIBRARIES, by_amounts
 from ._work import LaunchWork, stream_of
 
@@ -136,8 +140,20 @@ def _launch(place: int, work: LaunchWork) -> KernelSequence:
         return KernelSequence(
             members=members, kernels=tuple(indexer(op, work)), remark=_INDEXER, stand_in_class=ANOTHER_KERNEL
         )
+    if isinstance(op, Scan) and op.rule:
+        return scan(op, place, work)
+    return KernelSequence(members=members, kernels=tuple(_plain_kernels(op, work)))
+
+
+def _plain_kernels(op: Operator, work: LaunchWork) -> Iterator[LibraryKernel]:
+    """Yields the kernels of an operator that are its own, whatever is around it."""
     if isinstance(op, QK | SV):
-        kernels = tuple(scores(op, work.part(spans), work) for spans in work.groups)
+        yield from (scores(op, work.part(spans), work) for spans in work.groups)
+    elif isinstance(op, CausalConv):
+        yield from convolution(op, work)
+    elif op.kind == StreamsIn.kind:
+        yield hyper_connection(op, work)
+    elif isinstance(op, Softmax) or kind_of(op.kind).measured:
+        yield mover(op, work)
     else:
-        kernels = (mover(op, work),) if isinstance(op, Softmax) or kind_of(op.kind).measured else unmeasured(op, work)
-    return KernelSequence(members=members, kernels=kernels)
+        yield unmeasured(op, work)

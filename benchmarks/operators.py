@@ -1,0 +1,197 @@
+"""Fits kernels of operators that few models have: writes profiles/operators/ and docs/operators.md.
+
+    python benchmarks/operators.py FOLDER    # with linear_attention.parquet, mhc.parquet, ... (docs/measurements.md)
+
+Every error is of rows that were not fitted: of shape families that were held out, and of whole devices, whose rows are
+expected from the fits of the others.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import yaml
+
+from llmviewer.documents import read_yaml
+from llmviewer.errors import InputError
+from llmviewer.expectation.calibrate import CrossValidatedFit, cross_validate
+from llmviewer.expectation.families import FAMILIES
+from llmviewer.expectation.profile import (
+    FOLDER,
+    OPERATORS_FOLDER,
+    OTHER_VENDORS,
+    SAME_VENDOR,
+    SIMILARITY_CLASSES,
+    TRANSFERRED,
+    Error,
+    KernelFit,
+    Profile,
+    error_of,
+    plain_error,
+    read_error,
+    to_yaml,
+)
+from llmviewer.expectation.rows import MeasuredRows, read
+from llmviewer.expectation.transfer import expect, select_fits, similarity_class
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "operators.md"
+TABLES = ("linear_attention", "mhc", "quantize")
+SOURCE = "aiconfigurator (github.com/ai-dynamo/aiconfigurator), measured kernels, Apache-2.0, 2026"
+MIN_ROWS = 24  # of a fit that ships
+ROWS = 1000  # of a stack that are expected from other devices
+SHARED = {
+    (name, "all", near): read_error(families.section(near).section("all"))
+    for part in [read_yaml(FOLDER / TRANSFERRED).section("errors")]
+    for name in part
+    for families in [part.section(name)]
+    for near in families
+}  # errors of transfers of families that most models have
+MAX_TREND_ERROR_RATIO = 0.7  # held-out error with a trend over that without, to ship its 5 kB
+MAX_ERROR = 0.5  # held out, beyond which a fit says less than its interval
+
+
+def main() -> None:
+    """Fits the tables of a folder, and writes profiles, their errors and the page."""
+    folder = Path(sys.argv[1])
+    groups = [rows for name in TABLES for rows in read(folder / f"{name}.parquet").rows if len(rows) >= MIN_ROWS]
+    validated = [each for rows in groups if (each := _fitted(rows))]
+    _write_profiles([each.kernel_fit for each in validated])
+    errors = _transfer_errors(validated)
+    OPERATORS_FOLDER.joinpath(TRANSFERRED).write_text(_errors_text(errors), encoding="utf-8")
+    subprocess.run([sys.executable, "-m", "llmviewer.expectation.index"], check=True, cwd=ROOT)
+    PAGE.write_text("\n".join(_page(validated, errors)), encoding="utf-8")
+
+
+def _fitted(rows: MeasuredRows) -> CrossValidatedFit | None:
+    """The fit of a stack, with a trend only if that is worth its size; None if it has few rows or does not hold."""
+    plain, bent = cross_validate(rows, bends=False), cross_validate(rows)
+    if not plain or not bent:
+        return None
+    plain_mape, bent_mape = (each.kernel_fit.held_out.mape for each in (plain, bent))
+    best = bent if bent_mape < MAX_TREND_ERROR_RATIO * plain_mape else plain
+    return best if best.kernel_fit.held_out.mape < MAX_ERROR else None
+
+
+Errors = dict[tuple[str, str, str], Error]  # by family, operation and class of source
+
+
+def _write_profiles(fits: Sequence[KernelFit]) -> None:
+    OPERATORS_FOLDER.mkdir(exist_ok=True)
+    for old in OPERATORS_FOLDER.glob("*.yaml"):
+        old.unlink()
+    stacks = defaultdict(list)
+    for fit in fits:
+        stacks[fit.device, fit.implementation.library].append(fit)
+    for (device, library), stack_fits in stacks.items():
+        ordered = sorted(stack_fits, key=lambda e: (e.family, _operation(e), e.implementation.dtype, -e.rows))
+        profile = Profile(device=device, library=library, sources=(SOURCE,), fits=tuple(ordered))
+        (OPERATORS_FOLDER / f"{device}.{library}.yaml").write_text(to_yaml([profile]), encoding="utf-8")
+
+
+def _operation(fit: KernelFit) -> str:
+    return fit.implementation.kernel.rpartition(" ")[2]
+
+
+def _transfer_errors(validated: Sequence[CrossValidatedFit]) -> Errors:
+    """Errors of the rows of each device in turn, expected from the fits of the others."""
+    fits = [each.kernel_fit for each in validated]
+    times = defaultdict(list)
+    for each in validated:
+        for operation in (_operation(each.kernel_fit), "all"):
+            for near, expected, measured in _expected_elsewhere(each.rows, fits):
+                times[each.rows.family.name, operation, near].append((expected, measured, each.rows.device.name))
+    errors = {}
+    for key, parts in times.items():
+        if key[0] == "elementwise" and key[1] == "all":  # which other element-wise kernels decide
+            continue
+        expected, measured = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+        devices = np.repeat([part[2] for part in parts], [len(part[0]) for part in parts])
+        errors[key] = error_of(expected, measured, devices)
+    power = float(
+        np.median([_power_across_makers(name) for name in FAMILIES if (name, "all", OTHER_VENDORS) in SHARED])
+    )
+    return errors | {
+        (family, operation, OTHER_VENDORS): error.widened(power)
+        for (family, operation, near), error in errors.items()
+        if near == SAME_VENDOR
+    }
+
+
+def _power_across_makers(name: str) -> float:
+    """Power to which intervals within one maker become those across makers, of a family measured on several."""
+    within, across = (SHARED[name, "all", near] for near in (SAME_VENDOR, OTHER_VENDORS))
+    return float(np.log(across.long[1]) / np.log(within.long[1]))
+
+
+def _expected_elsewhere(rows: MeasuredRows, fits: Sequence[KernelFit]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yields the class of the nearest other device, expected and measured times."""
+    others = [fit for fit in fits if fit.device != rows.device.name and fit.family == rows.family.name]
+    rows = rows.take(np.random.default_rng(0).permutation(len(rows))[:ROWS])
+    try:
+        nearest, *_ = select_fits(rows.family.name, rows.device, rows.implementation, others).fits
+    except InputError:
+        return
+    expectation = expect(rows.family.name, rows.shapes, rows.device, rows.implementation, others)
+    if not expectation.source.startswith("no kernel"):
+        yield similarity_class(nearest, rows.device), expectation.expected, rows.measured
+
+
+def _errors_text(errors: Errors) -> str:
+    document: dict[str, dict[str, dict[str, object]]] = {}
+    for near in SIMILARITY_CLASSES:
+        for (family, operation, source_class), error in sorted(errors.items()):
+            if source_class == near:
+                document.setdefault(family, {}).setdefault(near, {})[operation] = plain_error(error)
+    about = "Errors of expectations for devices that nothing was fitted on: each device in turn left out.\n"
+    return f"# {about}{yaml.safe_dump({'errors': document}, sort_keys=False, width=120, default_flow_style=None)}"
+
+
+def _page(validated: Sequence[CrossValidatedFit], errors: Errors) -> list[str]:
+    lines = [
+        "# Operators that few models have: errors of expected times",
+        "",
+        "Written by `python benchmarks/operators.py FOLDER`. Rows are of",
+        "[aiconfigurator](https://github.com/ai-dynamo/aiconfigurator) (Apache-2.0). `held out` is the mean error, and",
+        "`median` its median, of rows whose shape family (heads, channels) was not fitted; of operators that were",
+        "measured with one model, of rows held out at random. `in 80 %` is the share of those rows within intervals",
+        "that were learned from other shape families. On devices of other makers, intervals are these within one, to",
+        "the power that families measured on devices of several makers need.",
+        "",
+        "| device | library | operation | kernel | rows | held out, % | median, % | 10 to 90 % | in 80 %, % |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for each in sorted(validated, key=lambda e: (_operation(e.kernel_fit), e.rows.device.name)):
+        fit, error = each.kernel_fit, each.kernel_fit.held_out
+        name = fit.implementation.kernel.rpartition(" ")[0] or "its own"
+        stack = f"| {fit.device} | {fit.implementation.library} | {_operation(fit)} | {name} | {fit.rows:,} "
+        lines.append(stack + _error_cells(error))
+    lines += ["", "On devices that were not fitted, each device in turn left out:", ""]
+    lines += [
+        "| operation | nearest device | held out, % | median, % | 10 to 90 % | in 80 %, % |",
+        "|---|---|---|---|---|---|",
+    ]
+    for (_, operation, near), error in sorted(errors.items(), key=lambda one: one[0][1:]):
+        if near == OTHER_VENDORS:
+            continue
+        lines.append(f"| {operation} | {near} " + _error_cells(error))
+    return [*lines, ""]
+
+
+def _error_cells(error: Error) -> str:
+    low, high = error.long
+    return (
+        f"| {100 * error.mape:.1f} | {100 * error.median:.1f} | {low:.2f} to {high:.2f} | {100 * error.covered:.0f} |"
+    )
+
+
+if __name__ == "__main__":
+    main()

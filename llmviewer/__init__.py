@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .model import Model
     from .model_files import load_model, model_names
     from .request import Request
+    from .server_memory import Capacity, capacity
     from .serving.advice import Advice, advise
     from .serving.load_curve import LoadCurve, concurrency_sweep
     from .serving.outcome import Simulation
@@ -52,6 +53,8 @@ _HOME = {
     "afd": "analyzing.afd",
     "Splits": "analyzing.afd_splits",
     "afd_splits": "analyzing.afd_splits",
+    "Capacity": "server_memory",
+    "capacity": "server_memory",
     "Analysis": "analyzing.analysis",
     "analyze": "analyzing.analysis",
     "Choice": "comparing.choice",
@@ -96,6 +99,7 @@ _HOME = {
 __all__ = [
     "Advice",
     "Analysis",
+    "Capacity",
     "Change",
     "Choice",
     "Comparison",
@@ -123,6 +127,7 @@ __all__ = [
     "afd",
     "afd_splits",
     "analyze",
+    "capacity",
     "choose",
     "compare",
     "concurrency_sweep",

@@ -120,6 +120,10 @@ class _Stage:
             offloaded_cache=offloaded_kv_cache(graph),
         )
 
+    def step_bytes(self, step: Workload) -> float:
+        """Peak of live activations in a pass that prefills. [B]"""
+        return float(_largest_of(self.live, step))
+
 
 def _unchanged(workload: Workload) -> Workload:
     return workload

@@ -181,18 +181,19 @@ class Model:
 
 def kv_cache(graph: Graph) -> Form:
     """The KV cache of the sequences of a decode step; layers with a window keep its last tokens. [B]"""
-    return total(block.repeat * tensor.device_bytes.on(block.stream) for block, tensor in _retained_tensors(graph))
+    return total(block.repeat * tensor.device_bytes.on(block.stream) for block, tensor in retained_tensors(graph))
 
 
 def offloaded_kv_cache(graph: Graph) -> Form:
     """The offloaded part of the KV cache. [B]"""
     return total(
         block.repeat * tensor.offloaded * tensor.retained_bytes.on(block.stream)
-        for block, tensor in _retained_tensors(graph)
+        for block, tensor in retained_tensors(graph)
     )
 
 
-def _retained_tensors(graph: Graph) -> Iterable[tuple[Block, Tensor]]:
+def retained_tensors(graph: Graph) -> Iterable[tuple[Block, Tensor]]:
+    """Tensors that stay in memory between passes, each once, with their blocks."""
     return {(id(block), t.name): (block, t) for block, op in graph for t in op.state()}.values()
 
 

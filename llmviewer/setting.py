@@ -413,7 +413,7 @@ def server_options(values: EngineOptions) -> ServerOptions:
     Raises InputError if a number is not within the limits of its option.
     """
     for name in ("memory_fraction", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
-        value: Any = values[name]  # type: ignore[literal-required]
+        value: Any = values[name]
         if value is not None and not PARAMETERS[name].holds(value):
             raise InputError(f"{name} must be {PARAMETERS[name].limits}; got {value!r}")
     return ServerOptions(

@@ -13,7 +13,7 @@ from llmviewer.analyzing.phases import Phase
 from llmviewer.analyzing.precision_effect import TOTAL, PrecisionEffect
 from llmviewer.devices.hardware import Hardware
 from llmviewer.expectation.engines import find_engine
-from llmviewer.units import fold, seconds, si
+from llmviewer.units import counted, fold, seconds, si
 
 from .launching import server_commands
 from .operator_table import SMALL_SHARE, operator_table, rate, shortens, shows_calls
@@ -32,6 +32,7 @@ from .phrases import (
     memory_fix,
     memory_margin,
     memory_verdict,
+    per_device,
     phase_title,
     sentence,
     subject,
@@ -96,7 +97,23 @@ def summary(analysis: Analysis) -> list[Line]:
         *_effect_lines(analysis),
         *_precision_lines(analysis),
     ]
-    return [*times, *memory] if analysis.memory.fits else [*memory, *times]
+    server = server_lines(analysis)
+    if not analysis.memory.fits or not analysis.capacity.starts:
+        return [*server, *memory, *times]
+    return [*times, *memory, *server]
+
+
+def server_lines(analysis: Analysis) -> list[Line]:
+    """Whether the server of the engine starts, its KV cache, and how many requests of this length run at once."""
+    engine, capacity = analysis.setting.engine, analysis.capacity
+    if engine is None or engine.memory is None or capacity.kv_capacity_tokens is None:
+        return []
+    name = f"{engine.title} {engine.version}".rstrip()
+    if not capacity.starts:
+        return [Line("server", f"{name} does not start: {capacity.reason}", alarm=True, on_page=True)]
+    cache = f"KV cache {capacity.kv_capacity_tokens:,} tokens ({si(capacity.pool_bytes)}B{per_device(analysis)})"
+    at_once = f"{counted(capacity.concurrency, 'request')} of {capacity.tokens:,} tokens at once"
+    return [Line("server", f"{name}: {cache}; {at_once}, limited by {capacity.limiter}", on_page=True)]
 
 
 def _effect_lines(analysis: Analysis) -> list[Line]:

@@ -27,6 +27,7 @@ LAYERS = (
     ("techniques",),
     ("lowering", "options", "arguments"),
     ("setting", "request"),
+    ("server_memory",),
     ("variants",),
     ("analyzing",),
     ("timelines", "sweeping"),

@@ -18,6 +18,7 @@ from ..options import SettingOptions, document_options
 from ..records import frozen
 from ..request import Inputs, Request
 from ..rows import Rows
+from ..server_memory import Capacity, capacity
 from ..setting import Setting
 from ..units import counted, fold, seconds, si
 from ..variants.evaluation import Evaluation
@@ -78,6 +79,11 @@ class Analysis(Rows):
         return Inputs({**self.request.inputs(), **self.setting.inputs(), **goal})
 
     @cached_property
+    def capacity(self) -> Capacity:
+        """Capacity of the server, for requests of this length; without an engine, what memory allows at most."""
+        return capacity(self.setting, self.request.longest)
+
+    @cached_property
     def faster(self) -> tuple[FasterLibrary, ...]:
         """Fastest library of each phase, if it is not the default and the user chose none."""
         return self.find_faster()
@@ -112,6 +118,8 @@ class Analysis(Rows):
                 **asdict(self.memory),
                 "total_bytes": self.memory.total_bytes,
                 "fits": self.memory.fits,
+                "kv_capacity_tokens": self.capacity.kv_capacity_tokens,
+                "server": asdict(self.capacity),
             },
             "generation": asdict(self.generation),
             "effect": asdict(self.effect) | {"speed_up": self.effect.speed_up} if self.effect else None,

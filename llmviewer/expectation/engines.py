@@ -29,6 +29,8 @@ TABLE: Final = "arXiv:2404.14294, table 6"
 SERVERS: Final = "tables of whole servers (`llmviewer docs serving`)"
 LOCAL: Final = "docs/serving.md#local-engines"
 TOTAL, FREE, REST = "total", "free", "rest"  # what the memory fraction of an engine is of
+PAGES, SPLIT, CONTEXT, SEQUENCES = "pages", "split", "context", "sequences"  # division of a pool among layers
+_SEVERAL_DEVICES: Final = 4  # from which graphs are larger
 
 _VERSION: Final = re.compile(r"\d+(\.\d+)*")
 _KEYS: Final = (
@@ -107,6 +109,12 @@ class Default(NamedTuple):
         policy, lockstep = (_with_tokens(one, tokens) if tokens else one for one in (self.policy, self.lockstep_policy))
         return self._replace(policy=policy, lockstep_policy=lockstep, max_batch=max_batch or self.max_batch)
 
+    @property
+    def tokens(self) -> int | None:
+        """Most tokens of a step; None if the policy has no limit."""
+        limit = re.search(r":(\d+)", self.policy)
+        return int(limit[1]) if limit else None
+
 
 def _with_tokens(policy: str, tokens: int) -> str:
     """A policy with `tokens` tokens per step; policies without a limit stay as they are."""
@@ -146,18 +154,84 @@ AS_SHIPPED: Final = ServerOptions()
 
 
 @frozen(kw_only=True)
+class Reserve:
+    """Memory that an engine leaves free beside weights and caches, from which its memory fraction follows. [B]
+
+    fixed              in any case
+    per_token          for each token of a step, of which there are at least `least_tokens`
+    per_sequence       for each sequence of the largest CUDA graph
+    per_device         for each device
+    per_rank_sequence  for each sequence of the largest CUDA graph of each rank of data parallelism; half as much again
+                       from `large_batch` sequences on
+    large, large_from  the least reserve, on devices of more memory than `large_from`
+    draft              with a draft model
+    graphs             (least memory of a device, largest CUDA graph on few devices, and on four or more)
+    """
+
+    fixed: float
+    per_token: float
+    least_tokens: int
+    per_sequence: float
+    per_device: float
+    per_rank_sequence: float
+    large_batch: int
+    large: float
+    large_from: float
+    draft: float
+    graphs: tuple[tuple[float, int, int], ...]
+
+    def graph_batch(self, total: float, devices: int) -> int:
+        """Sequences of the largest CUDA graph on devices of `total` bytes."""
+        *_, (_, few, several) = (entry for entry in self.graphs if total >= entry[0])
+        return several if devices >= _SEVERAL_DEVICES else few
+
+
+@frozen(kw_only=True)
 class MemoryRules:
     """Division of the memory of a device by an engine. [B]
 
-    base      what its memory fraction is of: TOTAL memory, what is FREE before weights, or the REST that weights and
-              activations leave
-    fraction  default memory fraction
-    margin    memory that is left free
+    base           what its memory fraction is of: TOTAL memory, what is FREE before weights, or the REST that weights
+                   and activations leave
+    fraction       default memory fraction; None: what `reserve` leaves
+    reserve        memory that is left free where there is no default fraction
+    margin         memory that is left free where the greatest length is chosen by what fits
+    profiles       whether the activations of a step are measured at start and reserved
+    sampler        reserved for each token of the vocabulary and sequence of a step: logits, copies, order
+    samples_all    whether logits of all tokens of a step are reserved, and else of one per sequence
+    overhead       outside of tensors on a device alone, by contexts and libraries
+    overhead_several  the same where devices communicate
+    graph_bytes    of a CUDA graph, for each layer, where they count
+    graphs_to      sequences of the largest CUDA graph
+    pool           PAGES: groups of layers share blocks of one size; SPLIT: layers with states or windows have pools of
+                   their own; CONTEXT: a cache of the greatest length for each sequence, or if none is given what fits;
+                   SEQUENCES: a cache for each sequence
+    states         size of the pool of states over that of the other layers
+    state_slots    states that a running sequence needs
+    windows        tokens of the pool of layers with windows over those of other layers
+    by_group       whether the reported tokens are those of one group of layers, and else as many as requests of the
+                   greatest length have
+    whole_prompts  whether a step takes prompts of the greatest length whole
+    needs_longest  whether a server only starts if a request of the greatest length fits
     """
 
     base: str
     fraction: float | None = None
+    reserve: Reserve | None = None
     margin: float = 0.0
+    profiles: bool = False
+    sampler: float = 0.0
+    samples_all: bool = False
+    overhead: float = 0.0
+    overhead_several: float = 0.0
+    graph_bytes: float = 0.0
+    graphs_to: int = 512
+    pool: str = SEQUENCES
+    states: float = 0.0
+    state_slots: int = 1
+    windows: float = 1.0
+    by_group: bool = False
+    whole_prompts: bool = False
+    needs_longest: bool = False
 
 
 @frozen(kw_only=True)
@@ -277,9 +351,30 @@ def _default(part: Section) -> Default:
 
 
 def _memory(part: Section) -> MemoryRules:
+    sizes: dict[str, Any] = {key: _quantity(part, key, "B") for key in _SIZES}
     return MemoryRules(
         base=part.choice("of", (TOTAL, FREE, REST)), fraction=_plain(part, "fraction", None),
-        margin=_quantity(part, "margin", "B"),
+        reserve=_reserve(part.section("reserve")) if part.has("reserve") else None,
+        pool=part.choice("pool", (PAGES, SPLIT, CONTEXT, SEQUENCES), SEQUENCES), **sizes,
+        **{key: _plain(part, key, default) for key, default in _PLAIN_RULES.items()},
+    )  # fmt: skip
+
+
+_SIZES: Final = ("margin", "sampler", "overhead", "overhead_several", "graph_bytes")
+_PLAIN_RULES: Final[Mapping[str, Any]] = {
+    "profiles": False, "graphs_to": 512, "states": 0.0, "state_slots": 1, "windows": 1.0, "by_group": False,
+    "whole_prompts": False, "needs_longest": False, "samples_all": False,
+}  # fmt: skip
+
+
+def _reserve(part: Section) -> Reserve:
+    sizes = ("fixed", "per_token", "per_sequence", "per_device", "per_rank_sequence", "large", "large_from", "draft")
+    graphs = (
+        (_quantity(one, "from", "B"), one.integer("few"), one.integer("several")) for one in part.sections("graphs")
+    )
+    return Reserve(
+        **{key: _quantity(part, key, "B") for key in sizes}, least_tokens=part.integer("least_tokens"),
+        large_batch=part.integer("large_batch"), graphs=tuple(graphs),
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf, isnan, nan
 from typing import Any, Final
@@ -12,6 +12,7 @@ from typing import Any, Final
 from llmviewer.analyzing.costs import Criterion
 from llmviewer.parameters import KvLink, KvTransfer
 from llmviewer.serving.candidates import Candidate, PrefillWorkers
+from llmviewer.serving.outcome import PERCENTILES, Goals, percentile_name, summary
 from llmviewer.serving.service_plan import ServicePlan
 from llmviewer.units import counted, seconds
 
@@ -42,7 +43,7 @@ _OPTIONS: Final = {
     "techniques": "with",
 }  # options of the command with another name than in Python
 _TIME_FACTORS: Final = ("rate", "batch", "time to first token", "time per token")  # factors that depend on step times
-_MEANS: Final = "Times are means with Poisson arrivals."
+_MEANS: Final = "Times of tables are means with Poisson arrivals."
 
 
 def basis(result: ServicePlan) -> str:
@@ -107,8 +108,7 @@ def title(result: ServicePlan) -> str:
 
 def headline(result: ServicePlan) -> str:
     """The request, and the best in words."""
-    targets = {"TTFT": result.goals.ttft_s, "TPOT": result.goals.tpot_s}
-    within = "".join(f", {name} <= {seconds(value)}" for name, value in targets.items() if value < inf)
+    within = "".join(f", {target}" for target in _targets(result.goals))
     changed = result.shared_arguments["hardware_set"]
     conditions = f", what if {', '.join(changed)}" if changed else ""
     conditions += "".join(f", {one}" for one in result.shared_arguments["techniques"])
@@ -142,11 +142,42 @@ def best(result: ServicePlan) -> str:
         return f"No plan that meets the targets has {_priced(result)}."
     sustained = f"sustains {digits(one.rate_within)} requests/s within the targets"
     return (
-        f"Lowest in {result.unit}: {_priced_one(one, result)}{_token_price(one, result)}. Mean TTFT "
+        f"Lowest in {result.unit}: {_priced_one(one, result)}{_token_price(one, result)}.{_verdict(result)} Mean TTFT "
         f"{seconds(one.ttft_s)}, TPOT {seconds(one.tpot_s)}; {digits(one.batch)} sequences decode concurrently on each "
-        f"replica (max_num_seqs {one.limit}); {sustained}.{_ttft_parts(one)}{_other_kind(one, result)}"
+        f"replica (at most {one.limit}); {sustained}.{_ttft_parts(one)}{_other_kind(one, result)}"
         f"{_at_the_bound(result)}"
     )
+
+
+def _targets(goals: Goals) -> Iterator[str]:
+    """The targets in words, such as "p90 TTFT <= 500 ms"."""
+    for name, limit_s, percentile in (
+        ("TTFT", goals.ttft_s, goals.ttft_percentile), ("TPOT", goals.tpot_s, goals.tpot_percentile),
+    ):  # fmt: skip
+        if limit_s < inf:
+            yield f"{percentile_name(percentile)} {name} <= {seconds(limit_s)}"
+
+
+def _verdict(result: ServicePlan) -> str:
+    """Whether the plan meets its targets when it is simulated, and what was cheaper and did not."""
+    if not result.simulations:
+        return ""
+    one = result.recommended
+    if one is None:
+        return (
+            f" Not confirmed: the {counted(len(result.simulations), 'cheapest plan')}, simulated, miss the targets; "
+            "the next meets them in closed form."
+        )
+    share = f"; {one.run.good:.1%} of the requests are within both" if any(_targets(result.goals)) else ""
+    times = "".join(
+        f", {percentile_name(percentile)} {name} {seconds(time_s)}"
+        for name, time_s, percentile in (
+            ("TTFT", one.ttft_s, result.goals.ttft_percentile), ("TPOT", one.tpot_s, result.goals.tpot_percentile),
+        )
+    )  # fmt: skip
+    cheaper = len(result.simulations) - 1
+    note = f" ({counted(cheaper, 'cheaper plan')} missed the targets when simulated)" if cheaper else ""
+    return f" Simulated{times}{share}{note}."
 
 
 def _ttft_parts(one: Candidate) -> str:
@@ -280,7 +311,64 @@ def tables(result: ServicePlan) -> list[Table]:
         _MAX_ROWS,
     )
     compared = _kinds_compared(result) if result.disaggregated else []
-    return [table for table in (*compared, each, front, _without(unmeasured, "bound"), why) if table.body]
+    if result.top:
+        title = f"The {counted(result.top, 'lowest plan')}, in {result.unit}"
+        compared = [*compared, _table(result, title, result.within_targets[: result.top], result.top)]
+    return [
+        table
+        for table in (*_recommended(result), *compared, each, front, _without(unmeasured, "bound"), why)
+        if table.body
+    ]
+
+
+def _recommended(result: ServicePlan) -> Iterator[Table]:
+    """The recommended plan: percentiles of its simulation; rates and sizes of a replica and in total."""
+    confirmation = result.recommended
+    if confirmation is None:
+        return
+    run, one = confirmation.run, confirmation.candidate
+    names = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("E2E latency", "latency_s"), ("queue time", "wait_s"))
+    summaries = [(name, summary(run.metrics[key])) for name, key in names]
+    order = "prefill and decode apart" if one.prefill_workers else str(run.policy)
+    yield Table(
+        title="The plan, simulated",
+        about=f"{counted(len(run.traffic), 'request')}, {order}, max batch {run.max_batch}"
+        f"{', one replica with its share of the requests' * (not one.prefill_workers)}.",
+        head=("time", "mean", *(f"p{q}" for q in PERCENTILES), "max"),
+        words=("time",),
+        body=tuple(
+            (Item(text=name), *(time_item(nan if value is None else value) for value in numbers.values()))
+            for name, numbers in summaries
+        ),
+    )
+    yield Table(
+        title="The plan, per replica and in total",
+        about="",
+        head=("", "replicas", "devices", "req/s", "output tokens/s", "USD/h", "W at TDP"),
+        words=("",),
+        body=tuple(
+            (
+                Item(text=name), Item(text=str(copies), key=copies), number_item(count),
+                number_item(result.rate * share), number_item(result.rate * result.gen * share),
+                number_item(one.usd_per_h * part), number_item(one.watts * part),
+            )
+            for name, copies, count, share, part in _sizes(one)
+        ),
+    )  # fmt: skip
+
+
+def _sizes(one: Candidate) -> Iterator[tuple[str, int, int, float, float]]:
+    """(name, replicas, devices, share of the requests, share of price and power) of each kind of replica, and in total.
+
+    Price and power of prefill workers are those of their devices.
+    """
+    workers = one.prefill_workers
+    if workers:
+        yield "all prefill workers", workers.copies, workers.devices, 1.0, nan
+        yield "all decode replicas", one.copies, one.copies * one.layout.devices, 1.0, nan
+    elif one.copies > 1:
+        yield "a replica", 1, one.layout.devices, 1 / one.copies, 1 / one.copies
+    yield "in total", one.copies + (workers.copies if workers else 0), one.devices, 1.0, 1.0
 
 
 def _kinds_compared(result: ServicePlan) -> list[Table]:

@@ -17,13 +17,13 @@ from llmviewer.cli import main
 from llmviewer.parameters import KvLink
 from llmviewer.reports.plans import REPORT
 from llmviewer.serving.pairing import waited_s
-from llmviewer.serving.planning import plan
 from llmviewer.serving.simulation import simulate
 from llmviewer.serving.steps import Steps
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
 from .cases import first_fast
+from .mean_plans import plan
 
 GOALS = {"rate": 12, "ttft": 0.6, "tpot": 0.03, "prompt": 1500, "gen": 200, "max_devices": 16}
 LIMITS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)

@@ -16,11 +16,12 @@ from llmviewer.serving import fleet_times
 from llmviewer.serving.load import Load
 from llmviewer.serving.outcome import Goals
 from llmviewer.serving.placement import placements
-from llmviewer.serving.planning import plan
 from llmviewer.serving.simulation import simulate
 from llmviewer.serving.steps import Steps
 from llmviewer.setting import Setting
 from llmviewer.workload import Spans
+
+from .mean_plans import plan
 
 DRAFT = "speculative:draft=qwen2.5-0.5b,gamma=3,alpha=0.7"
 PREFIX = "prefix-cache:tokens=600"

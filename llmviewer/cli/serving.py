@@ -192,8 +192,12 @@ def _saturate(form: str | None, output: Path | None, options: ServedOptions, *, 
     metavar="R",
     help="Mean arrival rate in req/s (Poisson arrivals).",
 )
-@shared.latency_target("--ttft", "Target: maximum mean time to first token.", default=inf)
-@shared.latency_target("--tpot", "Target: maximum mean time per output token.", default=inf)
+@click.option(
+    "--ttft",
+    metavar="TARGET",
+    help="Target of the time to first token: 0.5 or 500ms for 90 % of the requests, p99=0.5, or mean=0.5.",
+)
+@click.option("--tpot", metavar="TARGET", help="Target of the time per output token, likewise.")
 @click.option(
     "--prompt", metavar="TOKENS", default="1024", show_default=True, callback=_alike, help="Input tokens per request."
 )
@@ -202,6 +206,13 @@ def _saturate(form: str | None, output: Path | None, options: ServedOptions, *, 
 )
 @hardware_option
 @shared.number("--max-devices", "Maximum devices, of all replicas together.", default=16)
+@click.option(
+    "--top",
+    metavar="N",
+    type=shared.WHOLE_NUMBER,
+    default=0,
+    help="Also show the N cheapest plans, of any device and layout.",
+)
 @shared.quants(
     "A precision to consider. May be repeated. Default: published, fp8 and W8A8 with a KV cache of 8 bits (fp8KV8, "
     "W8A8KV8) and without, W4A16g128, W4A8g128, KV8."
@@ -261,6 +272,9 @@ def plan(
     from ..serving.planning import QUANTS
     from ..serving.planning import plan as run
 
+    for name in ("ttft", "tpot"):
+        if question[name] is None:
+            del question[name]
     question |= {"hardware": named(hardware), "quants": quants or QUANTS, "layouts": layouts or None}
     if prefill_hardware:
         question["prefill_hardware"] = named(prefill_hardware)

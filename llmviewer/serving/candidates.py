@@ -16,6 +16,7 @@ from ..parallel.layout import Layout
 from ..records import frozen
 from ..units import counted, fold, seconds, si
 from .load import Grid, Load, StepTimes
+from .outcome import Goals, percentile_name
 from .steady_grid import FleetSteadyState, max_rates_by_batch, most_within, sustained
 
 PRICES: Final = {
@@ -23,6 +24,8 @@ PRICES: Final = {
     Criterion.ENERGY: "W at TDP",
     Criterion.DEVICES: "devices",
 }  # the default is the first that is known
+
+_FLAT_RATE: Final = 0.95  # share of the rate with half of the batch, from which memory does not limit the rate
 
 
 @frozen(kw_only=True)
@@ -62,6 +65,7 @@ class Candidate:
                  none does
     batch        mean number of decoding sequences of each replica
     utilization  fraction of the time in which each replica that prefills does so
+    ttft_quantile_s, tpot_quantile_s  times at the percentiles that the targets limit; means for targets of means [s]
     rate_within  highest arrival rate within the targets [1/s]; nan if they are missed at the requested rate
     max_rate     highest arrival rate that is stable, without targets [1/s]
     usd_per_h    price of all devices; nan if unknown
@@ -83,6 +87,8 @@ class Candidate:
     utilization: float = nan
     ttft_s: float = nan
     tpot_s: float = nan
+    ttft_quantile_s: float = nan
+    tpot_quantile_s: float = nan
     rate_within: float = nan
     max_rate: float = nan
     memory: float = nan
@@ -109,6 +115,13 @@ class Candidate:
     def device_names(self) -> tuple[str, ...]:
         """Names of `device_kinds`, by which candidates are grouped."""
         return tuple(device.name for device in self.device_kinds)
+
+    def priced(self, years: float | None) -> Candidate:
+        """The candidate with the price and power of all its devices; purchase prices are spread over `years`."""
+        counts = [(self.hardware, self.copies * self.layout.devices)]
+        if self.prefill_workers:
+            counts.append((self.prefill_workers.hardware, self.prefill_workers.devices))
+        return replace(self, usd_per_h=usd_per_h(counts, years), watts=watts(counts))
 
     def price(self, by: Criterion) -> float:
         """The measure to minimize, in the unit of PRICES; nan if unknown."""
@@ -148,22 +161,32 @@ def evaluated(
     for row, device in enumerate(devices):
         place = row, int(first[row])
         count = int(copies[place[1]])
-        device_counts = [(device, count * layout.devices)]
         factor = "" if fine[place] else max(ratios, key=lambda name: ratios[name][place])
         one = Candidate(
             hardware=device, quant=quant, layout=layout, copies=count, limit=int(load.limits[state.place[place]]),
             batch=float(state.batch[place]), utilization=float(state.busy[place]),
             ttft_s=float(state.ttft_s[place]), tpot_s=float(state.tpot_s[place]),
+            ttft_quantile_s=float(state.ttft_quantile_s[place]), tpot_quantile_s=float(state.tpot_quantile_s[place]),
             rate_within=float(within[row] * count), max_rate=float(max_rates[row] * count),
             memory=float(ratios["memory"][place]),
-            usd_per_h=usd_per_h(device_counts, load.years), watts=watts(device_counts),
             unmodelled=float(times.unmodelled[row]), factor=factor,
             excess=float(ratios[factor][place]) if factor else 1.0,
-        )  # fmt: skip
-        yield replace(one, reason=_reason(one, load)) if factor else one
+        ).priced(load.years)  # fmt: skip
+        by_memory = bool(factor) and _limited_by_memory(batch_rates[row], memory[row], load.limits)
+        yield replace(one, reason=_reason(one, load, by_memory=by_memory)) if factor else one
 
 
-def _reason(one: Candidate, load: Load) -> str:
+def _limited_by_memory(rates: Grid, memory: Grid, limits: Grid) -> bool:
+    """Whether more memory would raise the maximum rate: no larger batch fits, and half the batch gives less.
+
+    rates, memory  maximum rate, and memory required over available, by batch limit
+    """
+    best = int(np.argmax(rates))
+    larger_fits = best + 1 == len(limits) or memory[best + 1] <= 1
+    return not larger_fits and bool(np.interp(limits[best] / 2, limits, rates) < _FLAT_RATE * rates[best])
+
+
+def _reason(one: Candidate, load: Load, *, by_memory: bool) -> str:
     """The factor that rules a candidate out, with its amount, in words."""
     max_rate = f"at most {one.max_rate:.4g} requests/s"
     if one.factor == "memory":
@@ -177,10 +200,17 @@ def _reason(one: Candidate, load: Load) -> str:
         required_batch = one.excess * load.limits[-1]
         return f"batch: needs {required_batch:,.0f} concurrent sequences; at most {load.limits[-1]:,.0f} allowed"
     if one.factor == "rate":
-        by_memory = one.limit < load.limits[-1]
         batch_limit = f" (KV-cache capacity: {counted(one.limit, 'sequence')} per replica)" if by_memory else ""
         return f"rate: {max_rate} on {counted(one.devices, 'device')}{batch_limit}; {load.rate:.4g} requested"
-    value, goal = (
-        (one.ttft_s, load.goals.ttft_s) if one.factor == "time to first token" else (one.tpot_s, load.goals.tpot_s)
+    return time_reason(one, load.goals)
+
+
+def time_reason(one: Candidate, goals: Goals) -> str:
+    """The time that exceeds its target, with its percentile, in words."""
+    value, goal, percentile = (
+        (one.ttft_quantile_s, goals.ttft_s, goals.ttft_percentile)
+        if one.factor == "time to first token"
+        else (one.tpot_quantile_s, goals.tpot_s, goals.tpot_percentile)
     )
-    return f"{one.factor}: {seconds(value)}, {fold(one.excess)} the {seconds(goal)} allowed"
+    statistic = percentile_name(percentile)
+    return f"{one.factor}: {statistic} {seconds(value)}, {fold(one.excess)} the {seconds(goal)} allowed"

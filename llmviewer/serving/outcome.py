@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..records import frozen
 from ..rows import Rows
 from ..setting import Setting
-from ..units import seconds, significant
+from ..units import seconds, significant, time_s
 from .metrics import Usage
 from .policy import Policy
 from .steady import SteadyState
@@ -26,6 +26,8 @@ from .traffic import Times, Traffic
 
 SCHEMA_VERSION: Final = 1  # of to_dict()
 PERCENTILES: Final = (50, 90, 95, 99)
+DEFAULT_MAX_BATCH: Final = 256  # running sequences per replica, without an engine's limit
+_DEFAULT_PERCENTILE: Final = 90.0  # of a goal that names none
 _MAX_LINE_POINTS: Final = 400  # points of a line over time
 _NOTABLE_SHARE: Final = 0.05  # share of the busy time from which a bottleneck is named
 _NOTABLE_PREFILL_SHARE: Final = 0.1  # the same for steps with prefills, of which every load has some
@@ -33,15 +35,70 @@ _NOTABLE_PREFILL_SHARE: Final = 0.1  # the same for steps with prefills, of whic
 
 @frozen(kw_only=True)
 class Goals:
-    """Latency goals of a request; inf without one. [s]"""
+    """Latency goals of a request; inf without one. [s]
+
+    ttft_percentile, tpot_percentile  percentile of the requests that a goal limits; None: the mean
+    """
 
     ttft_s: float = inf
     tpot_s: float = inf
+    ttft_percentile: float | None = None
+    tpot_percentile: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("ttft_s", "tpot_s"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name.removesuffix('_s')} must be a positive number; got {getattr(self, name):g}")
+
+    @classmethod
+    def parse(cls, *, ttft: float | str, tpot: float | str) -> Goals:
+        """Goals of numbers [s] or texts: "p99=0.5", "mean=500 ms"; a time alone is that of the 90th percentile.
+
+        Raises InputError if a text is neither.
+        """
+        (ttft_s, ttft_percentile), (tpot_s, tpot_percentile) = _goal("ttft", ttft), _goal("tpot", tpot)
+        return cls(ttft_s=ttft_s, tpot_s=tpot_s, ttft_percentile=ttft_percentile, tpot_percentile=tpot_percentile)
+
+    def texts(self) -> dict[str, str]:
+        """The goals as parse() takes them; without those that limit nothing."""
+        each = {"ttft": (self.ttft_s, self.ttft_percentile), "tpot": (self.tpot_s, self.tpot_percentile)}
+        return {name: f"{percentile_name(q)}={time_s:g}" for name, (time_s, q) in each.items() if time_s < inf}
+
+
+def percentile_name(percentile: float | None) -> str:
+    """A percentile as text, such as "p99"; "mean" for None."""
+    return "mean" if percentile is None else f"p{percentile:g}"
+
+
+def at_percentile(values: Times, percentile: float | None) -> float:
+    """A percentile of times of requests, or their mean for None; 0 without any. [s]"""
+    if not len(values):
+        return 0.0
+    return float(np.mean(values) if percentile is None else np.percentile(values, percentile))
+
+
+def _goal(name: str, value: object) -> tuple[float, float | None]:
+    """Time of a goal [s], and the percentile that it limits."""
+    text = str(value)
+    statistic, equals, time = text.partition("=") if isinstance(value, str) else ("", "", text)
+    percentile = _DEFAULT_PERCENTILE if not equals else None
+    try:
+        limit_s = time_s(time if equals else text)
+        if equals and statistic.strip() != "mean":
+            percentile = float(statistic.strip().removeprefix("p")) if statistic.strip().startswith("p") else -1.0
+        valid = (
+            limit_s > 0
+            and (limit_s < inf or not isinstance(value, str))
+            and (percentile is None or 0 < percentile < 100)
+        )
+    except ValueError:
+        valid = False
+    if not valid:
+        raise InputError(
+            f"{name} must be a positive time, of a percentile or the mean: 0.5, '500 ms', p99=0.5 or mean=0.5; got "
+            f"{text!r}"
+        )
+    return limit_s, percentile
 
 
 @frozen(kw_only=True, repr=False)

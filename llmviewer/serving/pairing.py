@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
-from math import ceil, inf, log2, nan
+from math import ceil, inf, log, log2, nan
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..analyzing.costs import usd_per_h, watts
 from ..analyzing.disaggregation import in_one_domain, link_bytes_per_s
 from ..devices.hardware import Hardware
 from ..errors import InputError
@@ -23,8 +22,8 @@ from ..forms import Num
 from ..parallel.layout import Layout
 from ..parameters import KvLink
 from ..records import frozen
-from ..units import fold, seconds, si
-from .candidates import Candidate, PrefillWorkers
+from ..units import fold, si
+from .candidates import Candidate, PrefillWorkers, time_reason
 from .fleet_times import Key, Placement
 from .load import Grid, Load, StepTimes
 
@@ -93,6 +92,18 @@ def waited_s(rate: Num, interval_s: Num, servers: Num) -> Grid:
         return np.where(utilization < 1, wait_s, inf)
 
 
+def waited_at_s(rate: Num, interval_s: Num, servers: Num, percentile: float | None) -> Grid:
+    """The wait of a prompt at a percentile, or for None in the mean; that of those that wait is exponential. [s]"""
+    if percentile is None:
+        return waited_s(rate, interval_s, servers)
+    utilization = rate * interval_s / servers
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        waiting = utilization ** (np.sqrt(2 * (servers + 1)) - 1)
+        wait_s = interval_s / 2 / (servers * (1 - utilization))
+        tail = np.maximum(np.log(np.maximum(waiting, 1e-300)) - log(1 - percentile / 100), 0)
+        return np.where(utilization < 1, wait_s * tail, inf)
+
+
 def paired_candidates(
     workers: Sequence[PrefillWorker], decoders: Sequence[Candidate], pairing: Pairing, *, cache_bytes: float, load: Load
 ) -> tuple[dict[tuple[object, ...], Candidate], set[Key]]:
@@ -152,6 +163,7 @@ class _Pairs:
     interval_s  time until a server may start the next prefill [s]
     wait_s      mean wait for a server [s]
     unqueued_s  time of prefill and transfer; with `wait_s` the time to first token [s]
+    ttft_quantile_s  time to first token at the percentile of its target [s]
     max_rate    lowest of the rates of prefill, network and decode [1/s]
     ratios      required over allowed or available, by name, without those of the decode setting
     """
@@ -166,6 +178,7 @@ class _Pairs:
     interval_s: Grid
     wait_s: Grid
     unqueued_s: Grid
+    ttft_quantile_s: Grid
     transfer_s: Grid
     max_rate: Grid
     ratios: dict[str, Grid]
@@ -203,7 +216,7 @@ class _Pairs:
         unqueued_s = np.maximum(prefill_s, transfer_s) if pairing.overlapped else prefill_s + transfer_s
 
         def meets_targets(copies: Grid) -> npt.NDArray[np.bool_]:
-            first_s = waited_s(load.rate, interval_s, copies * servers) + unqueued_s
+            first_s = waited_at_s(load.rate, interval_s, copies * servers, load.goals.ttft_percentile) + unqueued_s
             within_bandwidth = load.rate * cache_bytes <= copies * size * prefill_link
             return np.asarray(np.isfinite(first_s) & (first_s <= load.goals.ttft_s) & within_bandwidth)
 
@@ -211,7 +224,7 @@ class _Pairs:
         with np.errstate(divide="ignore"):
             transfer_rate = np.minimum(copies * size * prefill_link, decode_devices * decode_link) / cache_bytes
             wait_s = waited_s(load.rate, interval_s, copies * servers)
-            ttft_s = wait_s + unqueued_s
+            ttft_s = unqueued_s + waited_at_s(load.rate, interval_s, copies * servers, load.goals.ttft_percentile)
             ratios = {
                 "memory": memory,
                 "devices": (decode_devices + copies * size) / load.max_devices,
@@ -222,7 +235,7 @@ class _Pairs:
         return cls(
             workers=workers, decoders=decoders, load=load, prefill_places=prefill_places, decode_places=decode_places,
             copies=copies, servers=copies * servers, interval_s=interval_s, wait_s=wait_s, unqueued_s=unqueued_s,
-            transfer_s=transfer_s,
+            ttft_quantile_s=ttft_s, transfer_s=transfer_s,
             max_rate=np.minimum(np.minimum(copies * servers / interval_s, transfer_rate), decode_rate), ratios=ratios,
         )  # fmt: skip
 
@@ -259,7 +272,8 @@ class _Pairs:
         left_s = self.load.goals.ttft_s - self.unqueued_s[places]
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2
-            in_time = waited_s(middle, interval_s, servers) <= left_s
+            wait_s = waited_at_s(middle, interval_s, servers, self.load.goals.ttft_percentile)
+            in_time = wait_s <= left_s
             low, high = np.where(in_time, middle, low), np.where(in_time, high, middle)
         return low
 
@@ -271,13 +285,12 @@ class _Pairs:
             hardware=worker.device, layout=worker.layout, copies=int(self.copies[place]),
             wait_s=wait_s, prefill_s=worker.prefill_s, transfer_s=float(self.transfer_s[place]), memory=worker.memory,
         )  # fmt: skip
-        device_counts = [(workers.hardware, workers.devices), (decoder.hardware, decoder.devices)]
         candidate = replace(
             decoder, prefill_workers=workers, utilization=float(self.ratios["rate"][place]),
-            ttft_s=wait_s + float(self.unqueued_s[place]), max_rate=max_rate,
+            ttft_s=wait_s + float(self.unqueued_s[place]), ttft_quantile_s=float(self.ttft_quantile_s[place]),
+            max_rate=max_rate,
             rate_within=min(within, max_rate, decoder.rate_within) if fine else nan,
-            usd_per_h=usd_per_h(device_counts, load.years), watts=watts(device_counts),
-        )  # fmt: skip
+        ).priced(load.years)  # fmt: skip
         factor = max(self.ratios, key=lambda name: self.ratios[name][place])
         excess = float(self.ratios[factor][place])
         if fine or (decoder.factor and decoder.excess >= excess):
@@ -313,4 +326,4 @@ def _reason(one: Candidate, load: Load) -> str:
         if one.excess == inf:
             return "network: no known link joins prefill and decode workers"
         return f"network: sends KV caches of at most {load.rate / one.excess:.4g} requests/s; {load.rate:.4g} requested"
-    return f"time to first token: {seconds(one.ttft_s)}, {fold(one.excess)} the {seconds(load.goals.ttft_s)} allowed"
+    return time_reason(one, load.goals)

@@ -29,11 +29,13 @@ from ..setting import Setting, check_engine_options, server_options, whole_numbe
 from ..techniques import parse_techniques
 from ..transforms.quantize import PUBLISHED, parse_quantization
 from .candidates import PRICES, Candidate
+from .confirmation import as_simulated, confirmed
 from .load import Grid, Load
-from .outcome import Goals
+from .outcome import Goals, Simulation
 from .pairing import Pairing
 from .search import Search
 from .service_plan import ServicePlan, first_of_each, unknown_last
+from .simulation import simulate
 from .steps import Steps
 
 QUANTS: Final = (PUBLISHED, "fp8", "fp8KV8", "W8A8", "W8A8KV8", "W4A16g128", "W4A8g128", "KV8")
@@ -49,8 +51,8 @@ def plan(
     model: str | Model,
     *,
     rate: float,
-    ttft: float = inf,
-    tpot: float = inf,
+    ttft: float | str = inf,
+    tpot: float | str = inf,
     prompt: int = 1024,
     gen: int = 256,
     hardware: Sequence[str | Hardware] | None = None,
@@ -64,11 +66,14 @@ def plan(
     prefill_hardware: Sequence[str | Hardware] | None = None,
     kv_transfer: str | None = None,
     kv_link: str | None = None,
+    top: int = 0,
+    confirm: bool = True,
     progress: Callable[[int, int], object] = lambda finished, settings: None,
     **options: Unpack[FleetOptions],
 ) -> ServicePlan:
-    """The cheapest way to serve `rate` requests per second within mean times `ttft` and `tpot` [s].
+    """The cheapest way to serve `rate` requests per second within targets of TTFT and TPOT.
 
+    ttft, tpot        targets [s], of the 90th percentile of the requests, or as text: "p99=0.5", "mean=500 ms"
     prompt, gen       tokens of each request; requests arrive at random (Poisson)
     hardware          devices to choose from; None: shipped devices that are for sale, and those of the user's folder
     max_devices       maximum devices of all replicas together
@@ -80,6 +85,8 @@ def plan(
     disaggregated     whether to also try separate prefill workers
     prefill_hardware  devices that may run prefills for any of `hardware`; None: the same device on both sides
     kv_transfer, kv_link  as in simulate()
+    top               number of the cheapest candidates that the report shows, of any device; 0: one of each device
+    confirm           whether the cheapest are simulated until one meets the targets
     progress          called with the number of finished combinations of layout and precision, and of all
 
     The options apply to all settings, as in simulate(). `hardware_set` changes every device, or one, as in
@@ -90,7 +97,8 @@ def plan(
 
     Raises InputError if an argument is invalid.
     """
-    arguments.check_numbers(rate=rate, ttft=ttft, tpot=tpot)
+    arguments.check_numbers(rate=rate)
+    goals = Goals.parse(ttft=ttft, tpot=tpot)
     arguments.check_positive(years=years)
     all_options = arguments.with_defaults(options, FleetOptions)
     library, engine, bound = all_options["library"], all_options["engine"], all_options["bound"]
@@ -110,7 +118,7 @@ def plan(
     )
     base = _base_setting(model, base_device, serving_engine, all_options)
     load = _load(
-        base, rate=rate, prompt=prompt, gen=gen, goals=Goals(ttft_s=ttft, tpot_s=tpot), batches=batches,
+        base, rate=rate, prompt=prompt, gen=gen, goals=goals, batches=batches,
         max_devices=max_devices, years=years, disaggregated=disaggregated,
     )  # fmt: skip
     named_layouts = None if layouts is None else _nonempty("layouts", layouts)
@@ -152,7 +160,7 @@ def plan(
         "techniques": tuple(map(str, base.techniques)),
     }  # fmt: skip
     cheapest = (_lowest_at_bound(candidates, order, disaggregated=separate) for separate in (False, True))
-    return ServicePlan(
+    result = ServicePlan(
         shared_arguments=shared_options, model=base.model, rate=rate, prompt=load.prompt, gen=load.gen,
         goals=load.goals, by=ranked_by, requested_measure=measure, years=years, considered=len(by_name),
         priced=sum(Criterion.COST.known(device, years) for device in by_name.values()), unavailable=unavailable,
@@ -162,7 +170,34 @@ def plan(
         unmeasured=first_of_each([one for one in within_targets if not (one.at_bound or bound)]),
         lowest_at_bound=tuple(filter(None, cheapest)),
         rejected=tuple(search.closest(candidates)), combinations=search.combinations,
+        top=whole_number("top", top, least=0),
     )  # fmt: skip
+    return _confirmed(result, order) if confirm else result
+
+
+def _confirmed(result: ServicePlan, order: Callable[[Candidate], tuple[Any, ...]]) -> ServicePlan:
+    """The plan with simulations of the cheapest candidates; those that miss the targets are no longer within them."""
+    priced = [one for one in result.within_targets if not isnan(one.price(result.by))]
+    tried = confirmed(
+        priced, partial(_simulated, result), result.goals, order=order, max_devices=result.max_devices,
+        years=result.years,
+    )  # fmt: skip
+    missed = {id(one.candidate) for one in tried if not one.within}
+    met = {id(one.candidate): as_simulated(one) for one in tried if one.within}
+    other_candidates = [one for one in result.within_targets if id(one) not in missed | met.keys()]
+    within_targets = sorted([*other_candidates, *met.values()], key=order)
+    simulations = tuple(replace(one, candidate=met.get(id(one.candidate), one.candidate)) for one in tried)
+    return replace(result, within_targets=tuple(within_targets), simulations=simulations)
+
+
+def _simulated(result: ServicePlan, candidate: Candidate) -> Simulation:
+    """A simulation of a candidate, with expected times if the plan has them."""
+    workers = candidate.prefill_workers
+    simulation_options = result.simulation(candidate) | {"hardware": candidate.hardware}
+    simulation_options.pop("hardware_set", None)
+    if workers:
+        simulation_options["prefill_hardware"] = workers.hardware
+    return simulate(**simulation_options).likely
 
 
 def _base_setting(model: str | Model, device: Hardware, engine: Engine | None, options: FleetOptions) -> Setting:

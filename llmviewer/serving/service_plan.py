@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import field
 from math import inf, isnan
 from typing import Any, ClassVar, Final
 
@@ -20,13 +20,14 @@ from ..rows import Rows
 from ..setting import Setting
 from ..transforms.quantize import PUBLISHED
 from .candidates import PRICES, Candidate, PrefillWorkers
+from .confirmation import Confirmation
 from .load import POLICY
-from .outcome import Goals
+from .outcome import DEFAULT_MAX_BATCH, Goals, percentile_name, summary
 
-SCHEMA_VERSION: Final = 1  # of to_dict()
+SCHEMA_VERSION: Final = 2  # of to_dict()
 _NUMBER_NAMES: Final = (
-    "copies", "limit", "batch", "utilization", "ttft_s", "tpot_s", "rate_within", "max_rate", "memory", "usd_per_h",
-    "watts", "unmodelled", "excess",
+    "copies", "limit", "batch", "utilization", "ttft_s", "tpot_s", "ttft_quantile_s", "tpot_quantile_s", "rate_within",
+    "max_rate", "memory", "usd_per_h", "watts", "unmodelled", "excess",
 )  # fmt: skip
 _DISAGGREGATED_KEYS: Final = {"together": False, "apart": True}  # whether prefill workers are separate
 _BOUND_NAMES: Final = ("copies", "ttft_s", "tpot_s", "rate_within", "max_rate", "usd_per_h", "watts")
@@ -46,6 +47,8 @@ class ServicePlan(Rows):
     unavailable        devices that were not considered because they are not for sale and were not named
     kv_transfer        when KV caches are sent from prefill to decode workers, over `kv_link`; None: no separate workers
     requested_measure  the measure to minimize, as given; None if it was not given
+    top                number of the cheapest candidates to show, of any device and layout; 0: those of each device
+    simulations        candidates as simulated, cheapest first; only the last may meet the targets
     combinations       number of combinations of devices, layouts, precisions, replicas and batches
     shared_arguments   arguments of plan() that simulate() has too
     """
@@ -73,6 +76,8 @@ class ServicePlan(Rows):
     lowest_at_bound: tuple[Candidate, ...] = field(repr=False)
     rejected: tuple[Candidate, ...] = field(repr=False)
     combinations: int
+    top: int = 0
+    simulations: tuple[Confirmation, ...] = field(default=(), repr=False)
     shared_arguments: Mapping[str, Any] = field(repr=False)
 
     @property
@@ -84,6 +89,11 @@ class ServicePlan(Rows):
     def best(self) -> Candidate | None:
         """The cheapest candidate; None if none that meets the targets has a price."""
         return next((one for one in self.within_targets if not isnan(one.price(self.by))), None)
+
+    @property
+    def recommended(self) -> Confirmation | None:
+        """The cheapest candidate as simulated, if it meets the targets."""
+        return next((one for one in self.simulations if one.within), None)
 
     @property
     def disaggregated(self) -> bool:
@@ -148,7 +158,7 @@ class ServicePlan(Rows):
         """
         arguments: dict[str, Any] = {
             "rate": self.rate / candidate.copies, "prompt_lengths": str(self.prompt), "gen_lengths": str(self.gen),
-            "policy": POLICY, "max_batch": int(candidate.layout.rank_batch(candidate.limit)),
+            **({} if self.shared_arguments["engine"] else self._scheduling(candidate)),
             "quant": None if candidate.quant == PUBLISHED else candidate.quant,
             "layout": str(candidate.layout) if candidate.layout.devices > 1 else None, "ttft": self.goals.ttft_s,
             "tpot": self.goals.tpot_s, **self.shared_arguments, "hardware_set": candidate.hardware.changes,
@@ -166,6 +176,13 @@ class ServicePlan(Rows):
         options: dict[str, Any] = {**shared, "layout": candidate.layout, "hardware_set": ()}
         options["quant"] = None if candidate.quant == PUBLISHED else candidate.quant
         return Setting.of(self.shared_arguments["model"], candidate.hardware, **options)
+
+    def _scheduling(self, candidate: Candidate) -> dict[str, Any]:
+        """Policy and batch limit without an engine: as the closed forms have them, and more than is ever needed."""
+        return {
+            "policy": POLICY,
+            "max_batch": max(int(candidate.layout.rank_batch(candidate.limit)), DEFAULT_MAX_BATCH),
+        }
 
     def _prefill_arguments(self, candidate: Candidate, workers: PrefillWorkers) -> dict[str, Any]:
         """Arguments of simulate() that differ with separate prefill workers."""
@@ -213,9 +230,23 @@ class ServicePlan(Rows):
             "rate": self.rate, "prompt": self.prompt, "gen": self.gen, "by": str(self.by), "years": self.years,
             "max_devices": self.max_devices, "quants": list(self.quants),
             "techniques": list(self.shared_arguments["techniques"]), "kernels": self.kernels,
-            **asdict(self.goals),
+            "ttft_s": self.goals.ttft_s, "tpot_s": self.goals.tpot_s,
+            "ttft_statistic": percentile_name(self.goals.ttft_percentile),
+            "tpot_statistic": percentile_name(self.goals.tpot_percentile),
             **({"kv_transfer": self.kv_transfer, "kv_link": self.kv_link} if self.disaggregated else {}),
         })  # fmt: skip
+
+    def _simulated(self, one: Confirmation) -> dict[str, Any]:
+        """A simulation, as in the JSON document."""
+        candidate, workers = one.candidate, one.candidate.prefill_workers
+        prefill = {"readers_hardware": workers.hardware.name, "readers_copies": workers.copies} if workers else {}
+        return {
+            "hardware": candidate.hardware.name, "quant": candidate.quant, "layout": str(candidate.layout),
+            "copies": candidate.copies, **prefill, "devices": candidate.devices, "policy": str(one.run.policy),
+            "max_batch": one.run.max_batch, "requests": len(one.run.traffic), "within": one.within,
+            "within_share": one.run.good, "ttft_at_target_s": one.ttft_s, "tpot_at_target_s": one.tpot_s,
+            "times": {name: summary(values) for name, values in one.run.metrics.items()}, "limit": one.run.limit,
+        }  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document; docs/serving.md has its keys."""
@@ -244,6 +275,7 @@ class ServicePlan(Rows):
             "candidates": rows[:within_targets],
             "unmeasured": rows[within_targets:with_bounds],
             "rejected": rows[with_bounds:],
+            "simulated": [self._simulated(one) for one in self.simulations],
         })  # fmt: skip
 
 

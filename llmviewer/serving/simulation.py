@@ -26,7 +26,7 @@ from ..techniques import overrides
 from .clients import client_length, find_client
 from .lengths import Lengths, parse_lengths
 from .metrics import Served, Usage
-from .outcome import Goals, Simulation
+from .outcome import DEFAULT_MAX_BATCH, Goals, Simulation
 from .policy import POLICIES, Policy, parse_policy
 from .prefill_pool import prefill, transfer_s
 from .server import serve
@@ -41,7 +41,6 @@ _DEFAULT_BLOCK_TOKENS: Final = 16
 _DEFAULT_LENGTHS: Final = {"prompt_lengths": "1024", "gen_lengths": "128"}
 _DEFAULT_REQUESTS: Final = 1000
 _MIN_REQUESTS_PER_CLIENT: Final = 10  # in a closed loop
-_DEFAULT_MAX_BATCH: Final = 256
 _MAX_REQUESTS: Final = 1_000_000
 _MAX_ARRIVAL_SPAN_S: Final = 1e9  # float64 seconds still resolve 0.1 us there
 
@@ -148,7 +147,7 @@ def simulate(
     _check_hits(setting, traffic)
     bound = setting.bound
     parsed_policy, block, engine_max_batch = scheduling_options(setting.engine, policy, block, device, setting.layout)
-    default_max_batch = engine_max_batch or max(_DEFAULT_MAX_BATCH, traffic.in_flight or 0)
+    default_max_batch = engine_max_batch or max(DEFAULT_MAX_BATCH, traffic.in_flight or 0)
     run_options: dict[str, Any] = {
         "traffic": traffic.with_acceptance(Steps(setting).acceptance_probabilities, seed),
         "copies": whole_number("copies", copies), "block": block, "years": years, "seed": None if arrivals else seed,

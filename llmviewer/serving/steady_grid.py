@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import reduce
-from math import inf
+from math import inf, log
+from statistics import NormalDist
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ class FleetSteadyState:
 
     stable    whether departures keep up with arrivals
     busy      fraction of the time in which prefills run
+    ttft_quantile_s, tpot_quantile_s  times at the percentiles of the goals; the means for goals of means
     place     index of the smallest batch limit that the batch needs, or of the one with the highest rate if unstable
     max_rate  highest rate of requests by memory, [device, 1] [1/s]
     ratios    required over allowed or available, by name
@@ -40,6 +42,8 @@ class FleetSteadyState:
     busy: Grid
     ttft_s: Grid
     tpot_s: Grid
+    ttft_quantile_s: Grid
+    tpot_quantile_s: Grid
     place: npt.NDArray[np.intp]
     max_rate: Grid
     ratios: Mapping[str, Grid]
@@ -64,15 +68,32 @@ class FleetSteadyState:
             batch = value_at(limits - 1, index)
             step_s, tpot_s = value_at(np.broadcast_to(step, missing.shape), index), value_at(tpot, index)
             steps = _Steps.of(group_rate, step_s, times)
-            ttft_s = np.where(stable, steps.ttft_s(1 - np.exp(-batch)), inf)
-            each_s = tpot_s * decode_steps / max(load.gen - 1, 1)  # per token, if steps generate several
-            tpot_s = np.where(stable, each_s, inf) if decode_steps else np.zeros(stable.shape)
+            decoding, goals = 1 - np.exp(-batch), load.goals
+            ttft_s = np.where(stable, steps.ttft_s(decoding), inf)
+            ttft_quantile_s = np.where(stable, steps.ttft_s(decoding, goals.ttft_percentile), inf)
+
+            def per_token(interval_s: Grid) -> Grid:
+                """Time per token, if steps generate several. [s]"""
+                each_s = interval_s * decode_steps / max(load.gen - 1, 1)
+                return np.where(stable, each_s, inf) if decode_steps else np.zeros(stable.shape)
+
+            interval_s = tpot_s
+            tpot_s = per_token(interval_s)
             # Little's law gives the mean, where `missing` is 0. The steeper it falls there the less the batch varies
             # around it: with Poisson's variance, the mean, where decode steps are as long for any batch.
             steepness = np.where(
                 stable & (index > 0), np.maximum(_descent(missing, limits, index), _MIN_STEEPNESS), 1.0
             )
-            batch_needed = np.where(stable, 1 + batch + _DEVIATIONS * np.sqrt(batch / steepness), 1.0)
+            deviation = np.sqrt(batch / steepness)
+            tpot_quantile_s = tpot_s
+            if goals.tpot_percentile is not None:
+                # Many arrivals at a time mean more sequences and more prefills during the decoding of each.
+                normal = NormalDist().inv_cdf(goals.tpot_percentile / 100)
+                unusual_index = np.interp(batch + normal * deviation, limits - 1, np.arange(len(limits)))
+                prefills = group_rate * tpot_s * max(load.gen - 1, 1)
+                each_s = np.divide(steps.busy, group_rate) / max(load.gen - 1, 1)
+                tpot_quantile_s = per_token(value_at(tpot, unusual_index)) + normal * np.sqrt(prefills) * each_s
+            batch_needed = np.where(stable, 1 + batch + _DEVIATIONS * deviation, 1.0)
         max_rate = np.max(max_rates, axis=1, keepdims=True)
         fitting_place = np.minimum(np.searchsorted(limits, batch_needed), len(limits) - 1)
         place = np.where(stable, fitting_place, np.argmax(max_rates, axis=1, keepdims=True))
@@ -80,12 +101,13 @@ class FleetSteadyState:
             "memory": np.take_along_axis(memory, place, axis=1),
             "rate": np.divide(rate, max_rate, out=np.ones(stable.shape), where=~stable & (max_rate > 0)),
             "batch": batch_needed / limits[-1],
-            "time to first token": np.where(stable, ttft_s, 0.0) / load.goals.ttft_s,
-            "time per token": np.where(stable, tpot_s, 0.0) / load.goals.tpot_s,
+            "time to first token": np.where(stable, ttft_quantile_s, 0.0) / goals.ttft_s,
+            "time per token": np.where(stable, tpot_quantile_s, 0.0) / goals.tpot_s,
         }
         return cls(
-            stable=stable, batch=batch, busy=steps.busy, ttft_s=ttft_s, tpot_s=tpot_s, place=place,
-            max_rate=max_rate, ratios=ratios,
+            stable=stable, batch=batch, busy=steps.busy, ttft_s=ttft_s, tpot_s=tpot_s,
+            ttft_quantile_s=ttft_quantile_s, tpot_quantile_s=tpot_quantile_s, place=place, max_rate=max_rate,
+            ratios=ratios,
         )  # fmt: skip
 
 
@@ -94,13 +116,18 @@ class _Steps(NamedTuple):
 
     busy       fraction of the time in which prefills run
     tpot_s     time between two decode steps of a sequence; inf if there is no time to decode [s]
-    prefill_s  time to the end of a prefill, with others before it and in its step [s]
-    decode_s   wait for a running decode step, if any sequence decodes [s]
+    prefill_s  time of a prefill, with others in its step [s]
+    running_s  mean wait for a running step with prefills [s]
+    queue_s    mean wait for prefills before it, and `queue_share` the fraction of prompts that have such a wait [s]
+    decode_s   mean wait for a running decode step, if any sequence decodes [s]
     """
 
     busy: Grid
     tpot_s: Grid
     prefill_s: Grid
+    running_s: Grid
+    queue_s: Grid
+    queue_share: Grid
     decode_s: Grid
 
     @classmethod
@@ -115,25 +142,36 @@ class _Steps(NamedTuple):
             if times.lanes == 1:
                 busy = rate * read / prefills.prompts
                 idle = 1 - busy * prefills.full
-                prefill_s = read + busy * read / 2 / idle
-                return cls(busy, token_interval_s(step, busy), prefill_s, (1 - busy) * step / 2 / idle)
+                queue_s = busy * read / 2 / idle
+                interval_s = token_interval_s(step, busy)
+                return cls(busy, interval_s, read, np.zeros_like(queue_s), queue_s, busy, (1 - busy) * step / 2 / idle)
             # Fraction of steps in which a rank prefills.
             rank_share = np.minimum(rate * round_s / times.lanes, prefills.prefill_fraction)
             return cls(
                 busy=prefills.prefill_fraction * read / round_s,
                 tpot_s=np.where(rank_share < 1, round_s / (1 - rank_share), inf),
-                prefill_s=read
-                + prefills.prefill_fraction * read * read / round_s / 2
-                + rank_share * round_s / (1 - rank_share) / 2,
+                prefill_s=read,
+                running_s=prefills.prefill_fraction * read * read / round_s / 2,
+                queue_s=rank_share * round_s / (1 - rank_share) / 2,
+                queue_share=rank_share,
                 decode_s=(1 - prefills.prefill_fraction) * step * step / round_s / 2,
             )
 
-    def ttft_s(self, decoding: Grid) -> Grid:
-        """Time to first token of a request that arrives at random. [s]
+    def ttft_s(self, decoding: Grid, percentile: float | None = None) -> Grid:
+        """Time to first token of a request that arrives at random, at a percentile or, for None, in the mean. [s]
 
         decoding  probability that any sequence decodes
+
+        The wait for a running step is uniform, that in the queue exponential, which is long for equal prefills. Their
+        percentiles are added.
         """
-        return self.prefill_s + decoding * self.decode_s
+        residual_s = self.running_s + decoding * self.decode_s
+        if percentile is None:
+            return self.prefill_s + residual_s + self.queue_s
+        quantile = percentile / 100
+        tail = np.maximum(np.log(np.maximum(self.queue_share, 1e-300)) - log(1 - quantile), 0)
+        queued_s = self.queue_s / np.maximum(self.queue_share, 1e-300) * tail
+        return np.asarray(self.prefill_s + 2 * quantile * residual_s + queued_s)
 
 
 def max_rates_by_batch(times: StepTimes, memory: Grid, load: Load) -> Grid:

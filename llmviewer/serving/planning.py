@@ -25,7 +25,7 @@ from ..operators.linear import ExpertsLinear
 from ..options import FleetOptions, document_options
 from ..parallel.layout import Layout, parse_layout
 from ..parameters import KvLink, KvTransfer
-from ..setting import Setting, check_engine_options, server_options, whole_number
+from ..setting import Setting, check_engine_options, engine_inputs, server_options, whole_number
 from ..techniques import parse_techniques
 from ..transforms.quantize import PUBLISHED, parse_quantization
 from .candidates import PRICES, Candidate
@@ -155,7 +155,7 @@ def plan(
     order = partial(_ranking_key, ranked_by)
     within_targets.sort(key=order)
     shared_options = {
-        "model": model, "library": library, "engine": engine, "profiles": tuple(all_options["profiles"]),
+        "model": model, "library": library, **engine_inputs(serving_engine), "profiles": tuple(all_options["profiles"]),
         "bound": bound or None, "hardware_set": tuple(all_options["hardware_set"]),
         "techniques": tuple(map(str, base.techniques)),
     }  # fmt: skip

@@ -80,7 +80,9 @@ def _server(result: ServicePlan) -> list[Command]:
     one = result.best
     if one is None or one.prefill_workers:
         return []
-    return server_commands(result.replica_setting(one), sequences=one.limit, tokens=result.prompt + result.gen)
+    confirmation = result.recommended
+    sequences = confirmation.run.max_batch * one.layout.dp if confirmation else one.limit  # as simulated
+    return server_commands(result.replica_setting(one), sequences=sequences, tokens=result.prompt + result.gen)
 
 
 def _command(arguments: dict[str, Any]) -> list[str]:

@@ -16,7 +16,8 @@ from llmviewer.timelines.elementwise import ElementwiseOfPass
 from llmviewer.timelines.kinds import IDLE, Part, PartOfPass, part_of_operator
 from llmviewer.timelines.launches import KernelSums
 from llmviewer.timelines.next_steps import NextStep
-from llmviewer.timelines.products import ProductOfPass
+from llmviewer.timelines.passes import MIXED
+from llmviewer.timelines.products import BY_SHAPE, ProductOfPass
 from llmviewer.units import counted, fold, seconds
 
 from .page_figures import Picture, picture
@@ -47,10 +48,18 @@ def title(result: Timeline) -> str:
 def headline(result: Timeline) -> str:
     """The recorded request, and its time per pass beside the bound and the expected time."""
     request, options, phase = result.analysis.request, result.analysis.inputs, result.of_phase
-    length = f"context {phase.kv_len}" if result.phase == "decode" else f"{phase.q_len} tokens per prompt"
+    if result.phase == MIXED:
+        prefills, decodes = phase.workload.groups
+        sequences = (
+            f"{prefills.batch:.4g} prompts of {prefills.q_len:,.0f} tokens, {decodes.batch:.4g} decodes with context "
+            f"{decodes.kv_len:,.0f}"
+        )
+    else:
+        length = f"context {phase.kv_len}" if result.phase == "decode" else f"{phase.q_len} tokens per prompt"
+        sequences = f"batch {request.batch}, {length}"
     layout = f"{options['layout']}, " if options["layout"] else ""
     return (
-        f"{title(result)} in {PurePath(result.file).name}: batch {request.batch}, {length}, {layout}"
+        f"{title(result)} in {PurePath(result.file).name}: {sequences}, {layout}"
         f"{options['quant']}. A pass takes {_recorded_text(result)}; >= {seconds(result.bound_s)}"
         f"{_expected_text(result)}."
     )
@@ -73,17 +82,22 @@ def _recorded_text(result: Timeline) -> str:
 def remarks(result: Timeline) -> list[str]:
     """Differences from the analyzed request, the largest gaps, and launches that were not identified."""
     return [
-        *_other_request(result), *_other_operands(result), *_partial_passes(result), *_slower_parts(result),
-        *_next_steps(result), *_faster_than_bound(result), *_elementwise_below_bounds(result),
+        *_other_request(result), *_other_operands(result), *_partial_passes(result), *gaps(result),
+        *_faster_than_bound(result), *_elementwise_below_bounds(result),
         *_unidentified(result), *_without_operators(result), *_averaged(result),
     ]  # fmt: skip
+
+
+def gaps(result: Timeline) -> list[str]:
+    """Parts that are slower than expected, and what closes the largest gaps."""
+    return [*_slower_parts(result), *_next_steps(result)]
 
 
 def _other_request(result: Timeline) -> list[str]:
     """A remark if the recorded batch or length differs from the analyzed one."""
     request = result.analysis.request
     named = [step.decodes if result.phase == "decode" else step.prefills for step in result.passes.steps]
-    if not named:
+    if not named or result.phase == MIXED:  # which has the recorded ones
         return []
     number = fmean(each.number for each in named)
     tokens = [each.context_tokens if result.phase == "decode" else each.new for each in named]
@@ -110,11 +124,13 @@ def _other_request(result: Timeline) -> list[str]:
 def _other_operands(result: Timeline) -> list[str]:
     """A remark if the recorded shapes or types differ from the analyzed ones."""
     rows, phase = result.passes.rows, result.of_phase
-    tokens, towers = phase.batch * phase.q_len, result.analysis.request.images
+    tokens, towers = round(float(phase.workload.tokens())), result.analysis.request.images
     types = {_TYPES.get(operand.dtype, operand.dtype) for operand in result.passes.operands}
     analyzed_types = {op.operand_dtype for op in phase.operators if part_of_operator(op) is Part.PRODUCTS}
     sentences = []
-    if rows and rows != tokens and not towers:
+    shaped = {product.operators for product in result.products if product.matched == BY_SHAPE}
+    head_alone = shaped == {("lm_head",)}  # which has a row for each sequence
+    if rows and rows != tokens and not towers and not head_alone:
         analyzed_rows = counted(tokens, "token")
         sentences.append(f"Most matrix products have {counted(rows, 'row')}; the analyzed pass has {analyzed_rows}.")
     if types and not types & analyzed_types:

@@ -1,4 +1,4 @@
-"""Bars of a recorded pass with its expected time and its bound."""
+"""Bars of a recorded pass with its expected time and its bound, and of the ranks of a run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 
 from llmviewer.timelines.against import Timeline
 from llmviewer.timelines.kinds import IDLE, Part
+from llmviewer.timelines.ranks import RankedTimeline
 from llmviewer.units import seconds
 
 from .drawing import BLUE, GREEN, GRID, INK, ORANGE, PAPER, PURPLE, SKY, VERMILLION, YELLOW, frame, list_rows, time_unit
@@ -40,4 +41,38 @@ def part_bars(result: Timeline) -> go.Figure:
         )  # fmt: skip
     figure.update_xaxes(title_text=f"time [{unit}]", showgrid=False)
     list_rows(figure, rows)
+    return figure
+
+
+def rank_bars(result: RankedTimeline) -> go.Figure:
+    """Time of a pass on each rank: computation, communication beside and without it, waiting, and the rest."""
+    ranks = [f"rank {rank.rank}" for rank in result.ranks]
+    waiting_s = [rank.waiting_s or 0.0 for rank in result.ranks]
+    bars = {
+        "computation": (GREEN, [rank.compute_s - rank.overlapped_s for rank in result.ranks]),
+        "both": (SKY, [rank.overlapped_s for rank in result.ranks]),
+        "communication": (
+            BLUE,
+            [max(rank.exposed_s - wait, 0.0) for rank, wait in zip(result.ranks, waiting_s, strict=True)],
+        ),
+        "waiting": (
+            VERMILLION,
+            [min(wait, rank.exposed_s) for rank, wait in zip(result.ranks, waiting_s, strict=True)],
+        ),
+        IDLE: (PAPER, [rank.idle_s for rank in result.ranks]),
+    }
+    scale, unit = time_unit(result.pass_s)
+    figure = frame(
+        "Ranks", "time of a pass; waiting is for later ranks in collectives",
+        height=190 + 26 * max(len(ranks), 3), barmode="stack",
+    )  # fmt: skip
+    for name, (color, times_s) in bars.items():
+        if any(times_s):
+            figure.add_bar(
+                name=name, orientation="h", y=ranks, x=[scale * time_s for time_s in times_s],
+                marker={"color": color, "line": {"color": INK, "width": 0.5}}, customdata=list(map(seconds, times_s)),
+                hovertemplate=f"%{{y}}, {name}: %{{customdata}}<extra></extra>",
+            )  # fmt: skip
+    figure.update_xaxes(title_text=f"time [{unit}]", showgrid=False)
+    list_rows(figure, ranks)
     return figure

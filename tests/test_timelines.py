@@ -307,9 +307,45 @@ def test_ranges_of_the_host_name_the_kernels_that_they_launched(tmp_path):
     assert [step.phases for step in found.steps] == [("decode",), ("prefill", "decode"), ("decode",), ("decode",)]
     assert named_request(found, "decode") == {"batch": 8, "kv_len": 2005}
     with pytest.raises(
-        InputError, match=r"none of the 4 .* is a prefill alone: 8 decodes; 1 prompt \(5 tokens\) and 8 de"
+        InputError,
+        match=r"none of the 4 .* is a prefill alone: 8 decodes; 1 prompt \(5 tokens\) and 8 de.*--phase mixed",
     ):
         timeline(path, analyze("llama-3.1-8b", "h100-sxm"), phase="prefill")
+
+
+def test_mixed_passes_are_compared_with_their_sequences(tmp_path):
+    """By hand: two passes of 2 prompts (200 and 400 tokens, of which 100 and 200 are new) and 8 decodes. OPs are those
+    of both groups; matrix products have as many rows as tokens.
+    """
+    launches = list(laid([LAYER] * 3))
+    own = len(launches) // 3
+    names = ["execute_208_context_2(sq200sk400sqsq0sqsk0)_generation_8(sq8sk16000sqsq8sqsk16000)",
+             "execute_408_context_2(sq400sk800sqsq0sqsk0)_generation_8(sq8sk16000sqsq8sqsk16000)",
+             "step[DECODE bs=8]"]  # fmt: skip
+    steps = [(name, launches[own * place][1]) for place, name in enumerate(names)]
+    path = written(tmp_path / "t.json", launches, steps=steps)
+    analysis = analyze("llama-3.1-8b", "h100-sxm")
+    found = timeline(path, analysis, phase="mixed")
+    assert found.passes.passes == 1  # the first begins the file
+    prefills, decodes = found.of_phase.workload.groups
+    assert (prefills.batch, prefills.q_len, prefills.kv_len) == (2, 200, 400)
+    assert (decodes.batch, decodes.q_len, decodes.kv_len) == (8, 1, 2000)
+    qkv = next(op for op in found.operators if op.name == "q_proj")
+    assert qkv.ops == 32 * 2 * (2 * 200 + 8) * 4096 * 4096
+    attention = next(op for op in found.operators if op.kind == "attention")
+    pairs = 2 * (200 * 200 + 200 * 201 / 2) + 8 * 2000
+    assert attention.ops == pytest.approx(32 * 4 * 4096 * pairs, rel=0.05)  # softmax too
+    head = next(op for op in found.operators if op.name == "lm_head")
+    assert head.ops == 2 * (2 + 8) * 4096 * 128256
+    assert found.of_phase.total.bound_time_s == pytest.approx(found.bound_s)
+    assert found.bound_s < found.expected_s
+    assert "2 prompts of 200 tokens, 8 decodes with context 2,000" in " ".join(REPORT.text(found).split())
+    with pytest.raises(InputError, match="phase mixed needs passes that the engine named"):
+        timeline(path, analysis, phase="mixed", passes=3)
+    sums = tmp_path / "sums.csv"
+    sums.write_text("Name,Instances,Total Time (ns)\nflash_fwd_kernel,32,9999\n")
+    with pytest.raises(InputError, match="phase mixed needs launches in time; the file has sums by kernel"):
+        timeline(sums, analysis, phase="mixed")
 
 
 SHAPES = {"nvjet_qkv": (6144, 4096), "nvjet_o_splitK": (4096, 4096), "nvjet_gate_up": (28672, 4096),

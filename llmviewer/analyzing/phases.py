@@ -13,6 +13,7 @@ from ..expectation.expected import LATENCY, ExpectedLaunch, ExpectedPass, Interv
 from ..expectation.sources import bound_only_label, bound_only_reason
 from ..records import frozen
 from ..roofline import Estimate, OperatorEstimate
+from ..setting import Setting
 from ..variants.evaluation import Evaluation
 from ..workload import Workload
 from .generation import ends
@@ -164,8 +165,51 @@ class Phases:
 def phase(evaluation: Evaluation, name: str, compute_advice: Callable[[], str]) -> Phase:
     """The phase `name`, "prefill" or "decode"; `compute_advice` computes its advice."""
     setting, workload = evaluation.setting, evaluation.workload(name)
-    (sequences,) = workload.groups
-    estimate, expected_pass = evaluation.estimate(name), evaluation.operators_expected(name)
+    return _phase(
+        setting,
+        workload,
+        evaluation.estimate(name),
+        evaluation.operators_expected(name),
+        micro_batches=int(setting.layout.micro_batch_count(evaluation.batch)),
+        time_s=float(evaluation.pass_s(name)),
+        interval=evaluation.expected_pass_s(name),
+        compute_advice=compute_advice,
+    )
+
+
+def mixed_phase(setting: Setting, workload: Workload) -> Phase:
+    """A pass of one micro-batch that prefills some sequences and decodes others, with the operators of a prefill.
+
+    workload  groups of sequences on one device
+    """
+    estimate = setting.plan.estimate(workload)
+    expected_pass = setting.kernels.expect(estimate.operators, workload) if setting.kernels else None
+    modelled_pass = expected_pass if expected_pass and expected_pass.modelled else None
+    return _phase(
+        setting,
+        workload,
+        estimate,
+        expected_pass,
+        micro_batches=1,
+        time_s=float(setting.plan.pipelined_s(setting.plan.values(workload), 1, autoregressive=False)),
+        interval=modelled_pass.pipelined_s(1, autoregressive=False) if modelled_pass else None,
+        compute_advice=str,
+    )
+
+
+def _phase(
+    setting: Setting,
+    workload: Workload,
+    estimate: Estimate,
+    expected_pass: ExpectedPass | None,
+    *,
+    micro_batches: int,
+    time_s: float,
+    interval: Interval | None,
+    compute_advice: Callable[[], str],
+) -> Phase:
+    """A phase from its estimate; lengths of several groups of sequences are means over all sequences."""
+    sequences = float(workload.sequences())
     total = _total(estimate, expected_pass, bound_only_label(setting.why_bound_alone))
     launches: Sequence[ExpectedLaunch | None] = (
         expected_pass.launches if expected_pass else [None] * len(estimate.operators)
@@ -174,12 +218,12 @@ def phase(evaluation: Evaluation, name: str, compute_advice: Callable[[], str]) 
     return Phase(
         devices=setting.layout.devices,
         stages=setting.layout.pp,
-        batch=int(sequences.batch),
-        micro_batches=int(setting.layout.micro_batch_count(evaluation.batch)),
-        time_s=float(evaluation.pass_s(name)),
-        **_interval_fields(evaluation.expected_pass_s(name)),
-        q_len=int(sequences.q_len),
-        kv_len=int(sequences.kv_len),
+        batch=int(sequences),
+        micro_batches=micro_batches,
+        time_s=time_s,
+        **_interval_fields(interval),
+        q_len=round(sum(float(group.batch * group.q_len) for group in workload.groups) / sequences),
+        kv_len=round(sum(float(group.batch * group.kv_len) for group in workload.groups) / sequences),
         operators=tuple(_operator(row, each, total) for row, each in zip(estimate.rows, expected, strict=True)),
         total=total,
         workload=workload,

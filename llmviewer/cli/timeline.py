@@ -18,7 +18,10 @@ from . import options as shared
 from .progress import with_progress
 
 if TYPE_CHECKING:
+    from ..analyzing.analysis import Analysis
     from ..timelines.against import Timeline
+    from ..timelines.launches import KernelSums, RecordedLaunches
+    from ..timelines.ranks import RankedTimeline
 
 
 def _size(_: click.Context, __: click.Parameter, text: str) -> int:
@@ -30,7 +33,7 @@ def _size(_: click.Context, __: click.Parameter, text: str) -> int:
 
 
 @click.command()
-@click.argument("file", type=shared.PATH)
+@click.argument("files", type=shared.PATH, nargs=-1, required=True, metavar="FILE...")
 @click.argument("model")
 @click.argument("hardware")
 @shared.number(
@@ -43,8 +46,9 @@ def _size(_: click.Context, __: click.Parameter, text: str) -> int:
 )
 @shared.choice(
     "--phase",
-    choices=("decode", "prefill"),
-    help_text="Passes to compare, if both were recorded: decode: the most frequent; prefill: the longest.",
+    choices=("decode", "prefill", "mixed"),
+    help_text="Passes to compare, if several kinds were recorded: decode: the most frequent; prefill: the longest; "
+    "mixed: those that do both, with the sequences that the engine named.",
     default="decode",
 )
 @shared.number("--passes", "Forward passes in the file; if not given, counted by the layers of the model.")
@@ -68,7 +72,7 @@ def _size(_: click.Context, __: click.Parameter, text: str) -> int:
 @inputs.declared_options(SettingOptions)
 @shared.report_options
 def timeline(
-    file: Path,
+    files: tuple[Path, ...],
     *,
     options: SettingOptions,
     phase: str,
@@ -87,6 +91,7 @@ def timeline(
     FILE is a trace of torch.profiler for one rank, GPU or CPU (.json or .json.gz, as vLLM and SGLang write); the
     database of `nsys export --type sqlite`, or the output of `nsys stats --format csv --report cuda_gpu_trace` (or
     cuda_gpu_kern_sum); kernel_trace.csv or kernel_stats.csv of rocprofv3; or a layerwise profile of vLLM (.json).
+    Several files, or a folder, are those of the ranks of a run, which are compared with each other too.
     """
     from ..reports.timeline import REPORT
 
@@ -95,8 +100,16 @@ def timeline(
         raise InputError(
             "--against-hardware and --against-quant describe a second recording; give it with --against FILE"
         )
+    if len(files) > 1 or files[0].is_dir():
+        if against or stage:
+            raise InputError("--against and --stage are of a single file; leave them out with the files of ranks")
+        from ..reports.trace_ranks import REPORT as RANKS
+
+        ranked = _read_ranks(files, request, options, phase=phase, passes=passes, max_bytes=max_bytes)
+        shared.emit_report(RANKS, ranked, form, output)
+        return
     read = partial(_read_timeline, phase=phase, passes=passes, stage=stage, max_bytes=max_bytes)
-    result = read(file, request, options)
+    result = read(files[0], request, options)
     if against is None:
         shared.emit_report(REPORT, result, form, output)
         return
@@ -120,20 +133,50 @@ def _read_timeline(
     max_bytes: int,
 ) -> Timeline:
     """A recorded pass with its analysis; batch and lengths that are not given come from the engine's pass names."""
-    from ..analyzing.analysis import analyze
     from ..timelines.against import compare_recording
-    from ..timelines.passes import named_request
+
+    recording = _recording(file, phase, max_bytes)
+    analysis = _analysis(recording, request, options, phase)
+    return compare_recording(recording, analysis, file=str(file), phase=phase, passes=passes, stage=stage)
+
+
+def _read_ranks(
+    paths: tuple[Path, ...],
+    request: Mapping[str, Any],
+    options: SettingOptions,
+    *,
+    phase: str,
+    passes: int | None,
+    max_bytes: int,
+) -> RankedTimeline:
+    """The ranks of a run with their analysis; what the engine named is taken from the first."""
+    from ..timelines.ranks import compare_ranks, rank_files
+
+    recordings = {file: _recording(file, phase, max_bytes) for file in rank_files(paths)}
+    analysis = _analysis(next(iter(recordings.values())), request, options, phase)
+    return compare_ranks(recordings, analysis, phase=phase, passes=passes)
+
+
+def _recording(file: Path, phase: str, max_bytes: int) -> RecordedLaunches | KernelSums:
     from ..timelines.reading import read_timeline
 
     if not file.exists():
         raise InputError(f"{file}: no such file; the trace comes first: llmviewer timeline FILE MODEL HARDWARE")
     read = with_progress(read_timeline, "MB", several="MB", scale=10**6, verb="read")
-    recording = read(file, phase, max_bytes=max_bytes)
+    return read(file, phase, max_bytes=max_bytes)
+
+
+def _analysis(
+    recording: RecordedLaunches | KernelSums, request: Mapping[str, Any], options: SettingOptions, phase: str
+) -> Analysis:
+    """The analysis of a recording; batch and lengths that are not given come from the engine's pass names."""
+    from ..analyzing.analysis import analyze
+    from ..timelines.passes import named_request
+
     context = click.get_current_context()
     named = {
         name: value
         for name, value in named_request(recording, phase).items()
         if context.get_parameter_source(name) is ParameterSource.DEFAULT
     }
-    analysis = analyze(**{**request, **named}, **options)
-    return compare_recording(recording, analysis, file=str(file), phase=phase, passes=passes, stage=stage)
+    return analyze(**{**request, **named}, **options)

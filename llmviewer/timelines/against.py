@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import __version__
 from ..analyzing.analysis import Analysis
-from ..analyzing.phases import OperatorResult, Phase, Total
+from ..analyzing.phases import OperatorResult, Phase, Total, mixed_phase
 from ..errors import InputError
 from ..parallel.pipeline import SEND
 from ..records import frozen
@@ -34,7 +34,7 @@ from .kinds import (
 )
 from .launches import KernelSums, RecordedLaunches
 from .next_steps import NextStep, next_steps
-from .passes import MeanPass, mean_pass
+from .passes import MIXED, MeanPass, mean_pass, mixed_workload
 from .products import IdentifiedProducts, Place, ProductOfPass, identify, product_counts
 from .reading import MAX_UNPACKED, read_timeline
 
@@ -53,6 +53,7 @@ class Timeline:
     stage        pipeline stage of the recorded device, from 1; None without a pipeline
     operators    operators of the pass or stage
     part_by_name  part of each kernel in the recording
+    of_phase     the analyzed phase that the recording is compared with
     kernels      kernels by name, by decreasing time
     layers       layers of the model that mix tokens; `mixing` counts launches that do
     devices      devices in the file (CPU: threads), of which one is compared
@@ -74,6 +75,7 @@ class Timeline:
     operators: tuple[OperatorResult, ...] = field(repr=False)
     recording: RecordedLaunches | KernelSums = field(repr=False)
     part_by_name: Mapping[str, Part] = field(repr=False)
+    of_phase: Phase = field(repr=False)
 
     @property
     def products(self) -> tuple[ProductOfPass, ...]:
@@ -84,11 +86,6 @@ class Timeline:
     def mixing(self) -> float:
         """Launches of a pass that mix tokens, one per layer."""
         return sum(kernel.launches for kernel in self.kernels if marks_a_layer(kernel.name, Part(kernel.part)))
-
-    @property
-    def of_phase(self) -> Phase:
-        """The analyzed phase that the recording is compared with."""
-        return next(phase for name, phase in self.analysis.phases if name == self.phase)
 
     @property
     def _total(self) -> Total | None:
@@ -227,7 +224,7 @@ def timeline(
 
     file       file of a profiler, one of reading.FORMATS; with several ranks, of one rank
     analysis   analysis with the model, device, batch, lengths, precision and layout of the recording
-    phase      "prefill" or "decode": the passes to compare
+    phase      "prefill", "decode" or "mixed" (passes that do both, as the engine names them): the passes to compare
     passes     number of passes in the file; None: as named by the engine, else counted by launches that mix tokens
     stage      pipeline stage of the recorded device, from 1
     max_bytes  largest size of the file, unpacked [B]
@@ -250,12 +247,15 @@ def compare_recording(
     """Compares a recording that was read already; `file` is its name in errors."""
     passes = None if passes is None else whole_number("passes", passes)
     phases = dict(analysis.phases)
+    if analysis.model.generates:
+        phases[MIXED] = analysis.phases.prefill  # whose operators it has, until its sequences are known
     if phase not in phases:
         raise InputError(f"phase must be {' or '.join(phases)} of {analysis.model.name}; got {phase!r}")
     if recording.host != (analysis.hardware.kind == "cpu"):
         ran = "operators of a CPU, and no kernel of a GPU" if recording.host else "kernels of a GPU"
         raise InputError(f"{file}: has {ran}; hardware must be the device they ran on; got {analysis.hardware.name}")
-    operators = _stage_operators(phases[phase], stage)
+    of_phase = phases[phase]
+    operators = _stage_operators(of_phase, stage)
     layers = sum(op.repeat for op in operators if mixes(op))
     if not layers and not passes:
         raise InputError(
@@ -267,6 +267,11 @@ def compare_recording(
     graph = graph if stage is None else graph.of_stage(stage - 1)
     min_products, max_products = product_counts(graph, operators)
     mean = mean_pass(recording, parts, layers=layers, products=min_products, passes=passes, phase=phase)
+    if phase == MIXED:
+        request = analysis.request
+        workload = mixed_workload(mean.steps, prompt=request.prompt, kv_len=request.kv_len or request.prompt + 1)
+        of_phase = mixed_phase(analysis.setting, workload)
+        operators = _stage_operators(of_phase, stage)
     kernels_of_products = sum(map(len, mean.products))
     fused = all(part_of_operator(op) is not Part.EXPERTS for op in operators)  # else each expert may be a product
     if fused and kernels_of_products > _ANOTHER_MODEL * (max_products + _EAGER * layers):
@@ -274,7 +279,7 @@ def compare_recording(
             f"{file}: a pass has {kernels_of_products} matrix-product kernels, {analysis.model.name} {max_products}: "
             "give the model that was recorded, or the number of passes (--passes N)"
         )
-    expected_s = _expected_products(analysis.setting, phase, phases[phase].workload)
+    expected_s = _expected_products(analysis.setting, phase, of_phase.workload)
     identified = identify(mean.products, graph, operators, expected_s)
     operators = _with_kernels(operators, identified)
     kernels = sorted(
@@ -302,6 +307,7 @@ def compare_recording(
         stage=stage,
         operators=tuple(operators),
         recording=recording,
+        of_phase=of_phase,
         part_by_name={**parts, **{kernel.name: Part(kernel.part) for kernel in kernels}},
     )
 

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..records import frozen
+from ..workload import Spans, Workload
 from .boundaries import whole_passes
 from .kinds import OPENS, SUMS_UP, Part, marks_a_layer
-from .launches import EngineStep, KernelSums, Operands, RecordedLaunches
+from .launches import EngineStep, KernelSums, Operands, RecordedLaunches, RecordedSequences
 
+MIXED: Final = "mixed"  # phase of passes that prefill some sequences and decode others
 _MIN_REPEATS: Final = 3  # least number of repeating passes
 _MAX_NAMED_PASSES: Final = 3  # named passes in an error
 _DISTINGUISHING_PARTS: Final = (
@@ -112,13 +114,20 @@ def mean_pass(
     layers    layers of the model that mix tokens, which is the number of such launches in a pass
     products  least number of matrix products in a pass
     passes    number of passes in the file, if known; else found by names of the engine, by layers, or by repetition
-    phase     "decode": the most frequent kind of pass; "prefill": the kind of most rows, if recorded, else the longest
+    phase     "decode", "mixed": the most frequent kind of pass; "prefill": the kind of most rows, if recorded, else the
+              longest
 
     Raises InputError if the launches are not a whole number of passes.
     """
     if isinstance(recording, KernelSums):
+        if phase == MIXED:
+            raise InputError("phase mixed needs launches in time; the file has sums by kernel")
         return _of_sums(recording, parts, layers, passes)
     named = recording.steps if passes is None else ()
+    if phase == MIXED and not named:
+        raise InputError(
+            "phase mixed needs passes that the engine named, with their prompts and decodes; here are none"
+        )
     spans, kinds = _of_steps(recording) if named else _of_layers(recording, parts, layers, products, passes)
     pass_s, exclusive_s = _times(recording, spans)
     candidates = _named(named, phase) if named else range(len(spans))
@@ -154,6 +163,32 @@ def named_request(recording: RecordedLaunches | KernelSums, phase: str) -> dict[
     token_counts = [count for count in tokens if count is not None]
     length = round(sum(token_counts) / (number * len(token_counts))) if token_counts else 0
     return {"batch": number} | ({"kv_len" if phase == "decode" else "prompt": length} if length else {})
+
+
+def mixed_workload(steps: Sequence[EngineStep], *, prompt: int, kv_len: int) -> Workload:
+    """The mean of passes that prefill and decode: sequences of each phase, of equal lengths.
+
+    prompt, kv_len  new tokens of a prompt and context of a decode, where names of passes have none
+    """
+    prefills, decodes = [step.prefills for step in steps], [step.decodes for step in steps]
+    new = _mean_tokens([one.new for one in prefills], prefills) or float(prompt)
+    context = _mean_tokens([one.context_tokens for one in prefills], prefills) or new
+    attended = _mean_tokens([one.context_tokens for one in decodes], decodes) or float(kv_len)
+    generated = _mean_tokens([one.new for one in decodes], decodes) or 1.0
+    return Workload((
+        Spans(batch=_mean_number(prefills), q_len=new, kv_len=max(context, new)),
+        Spans(batch=_mean_number(decodes), q_len=generated, kv_len=max(attended, generated), logits=generated),
+    ))  # fmt: skip
+
+
+def _mean_number(phases: Sequence[RecordedSequences]) -> float:
+    return sum(one.number for one in phases) / len(phases)
+
+
+def _mean_tokens(counts: Sequence[int | None], phases: Sequence[RecordedSequences]) -> float | None:
+    """Tokens per sequence; None if a pass does not name them."""
+    tokens = [count for count in counts if count]
+    return sum(tokens) / sum(one.number for one in phases) if len(tokens) == len(phases) else None
 
 
 def _segments(
@@ -376,12 +411,16 @@ def _named(steps: Sequence[EngineStep], phase: str) -> list[int]:
 
     Raises InputError if there are none, such as where all passes with prompts also decode.
     """
-    places = [place for place, step in enumerate(steps) if step.phases == (phase,)]
+    phases = ("prefill", "decode") if phase == MIXED else (phase,)
+    places = [place for place, step in enumerate(steps) if step.phases == phases]
     if not places:
+        mixed = any(len(step.phases) > 1 for step in steps)
+        hint = "; --phase mixed compares those that prefill and decode" if mixed else ""
+        description = "prefills and decodes" if phase == MIXED else f"is a {phase} alone"
         kinds = "; ".join(dict.fromkeys(map(str, steps[:_MAX_NAMED_PASSES])))
         raise InputError(
-            f"phase must be of recorded passes; none of the {len(steps)} that the engine named is a {phase} alone: "
-            f"{kinds}{', ...' * (len(steps) > _MAX_NAMED_PASSES)}; mixed passes are not compared"
+            f"phase must be of recorded passes; none of the {len(steps)} that the engine named {description}: "
+            f"{kinds}{', ...' * (len(steps) > _MAX_NAMED_PASSES)}{hint}"
         )
     return places
 
@@ -393,7 +432,7 @@ def _equal_passes(
     groups: dict[PassKind, list[int]] = {}
     for place in candidates:
         groups.setdefault(kinds[place], []).append(place)
-    if phase == "decode":
+    if phase in ("decode", MIXED):
         return max(groups.values(), key=lambda group: (len(group), -float(pass_s[group].mean())))
     return max(groups.values(), key=lambda group: (kinds[group[0]].rows, float(pass_s[group].mean())))
 

@@ -47,6 +47,7 @@ class ChangedOptions(TypedDict, total=False):
     quant: str
     attention: str
     tp: int
+    layout: str
     offload: str
     techniques: Sequence[str | Technique]
     library: str
@@ -321,6 +322,8 @@ class Setting:
             changed["attention"] = arguments.enum_member("attention", attention, AttentionMode)
         if "tp" in options:
             changed["layout"] = replace(self.layout, tp=options["tp"])
+        if "layout" in options:
+            changed["layout"] = parse_layout(options["layout"])
         if "offload" in options:
             changed["offload"] = parse_offload(options["offload"])
         if "techniques" in options:

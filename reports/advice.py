@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
-from llmviewer.serving.advice import Advice
+from llmviewer.serving.advice import Advice, assumptions
 from llmviewer.serving.steps import Steps
 from llmviewer.techniques import Requirement
 from llmviewer.units import seconds, si
@@ -17,15 +17,17 @@ from llmviewer.variants.evaluation import Objective
 from llmviewer.variants.variant import Change, Variant
 
 from .columns import WIDTH, columns
+from .launching import server_commands
 from .operator_table import rate
-from .parts import Card
+from .parts import Card, Command
 from .report import Report
 from .serving import beyond, kernels, unknown
 from .tables import Item, Table, filled, time_item
 
-_MAX_ROWS: Final = 12  # rows of combinations
+_MAX_ROWS: Final = {True: 12, False: 6}  # rows of combinations, by whether research was asked for
 _MIN_NAME_WIDTH: Final = 16  # characters of the column of names
 _DEFAULTS: Final = "Techniques have their default parameters; their effect on output quality is not considered."
+_SUBJECTS: Final = {True: "Techniques", False: "Changes"}  # by whether research was asked for
 _LEFT_NOTE: Final = " Left: the bound of a decode step then."
 _REQUIRES_NOTE: Final = (
     "Requires: answers (changed outputs), draft (a draft model or trained heads), model (retrained or converted "
@@ -53,7 +55,7 @@ def title(result: Advice) -> str:
     setting = result.base.setting
     device, layout = setting.hardware.title, setting.layout
     devices = f"{layout.devices} x {device} ({layout})" if layout.devices > 1 else device
-    return f"Techniques that speed up {setting.model.title} on {devices}"
+    return f"{_SUBJECTS[result.research]} that speed up {setting.model.title} on {devices}"
 
 
 def headline(result: Advice) -> str:
@@ -75,19 +77,42 @@ def headline(result: Advice) -> str:
 
 
 def remarks(result: Advice) -> list[str]:
-    """Techniques without gain, without room or refused, and the assumption on drafts."""
-    sentences = []
-    if result.no_gain:
+    """Assumptions, changes without room or beyond the targets, and of research those without gain or refused."""
+    sentences = [*_assumed(result)]
+    if result.no_gain and result.research:
         sentences.append(f"No gain: {', '.join(line.name for line in result.no_gain)}.")
     if result.too_large:
         sentences.append(f"Does not fit: {', '.join(line.name for line in result.too_large)}.")
-    lines = (*result.alone, *result.no_gain, *result.too_large)
+    if result.too_slow:
+        sentences.append(f"Misses the targets: {', '.join(line.name for line in result.too_slow)}.")
+    lines = (*result.alone, *(result.no_gain if result.research else ()))
     if any(name.startswith("speculative:") for line in lines for name in _techniques(line.changes[0])):
         sentences.append(
             f"Drafts: assumes {TAU} tokens per pass of the model, the middle of measured ones (arXiv:2404.14294, table "
             "5). With the acceptance rate of your draft model: --with speculative:draft=NAME,alpha=RATE."
         )
-    return [*sentences, *_refused(result), *beyond(result.base.setting.model, result.prompt + result.gen)]
+    if result.research:
+        sentences += _refused(result)
+    else:
+        sentences.append("--research also ranks techniques and precisions that no engine runs today.")
+    return [*sentences, *beyond(result.base.setting.model, result.prompt + result.gen)]
+
+
+def _assumed(result: Advice) -> Iterator[str]:
+    """Assumptions about the requests."""
+    assumed = {name: text for line in result.alone for name, text in assumptions(line).items()}
+    if assumed:
+        yield f"Depends on the requests: {'; '.join(f'{name} assumes {text}' for name, text in assumed.items())}."
+
+
+def _server(result: Advice) -> list[Command]:
+    """The launch command with the best changes that need nothing and assume nothing of the requests."""
+    if not (result.base.fits or result.alone):
+        return []
+    return server_commands(
+        result.recommended_setting, sequences=result.recommended_batch, tokens=result.prompt + result.gen,
+        changes=result.recommended.name if result.recommended else "",
+    )  # fmt: skip
 
 
 def _refused(result: Advice) -> Iterator[str]:
@@ -145,7 +170,7 @@ def tables(result: Advice) -> list[Table]:
     combined = _table(
         "Combined, each better than its parts",
         result,
-        result.together[:_MAX_ROWS],
+        result.together[: _MAX_ROWS[result.research]],
         times,
         f"{_REQUIRES_NOTE}{_LEFT_NOTE}",
     )
@@ -200,5 +225,12 @@ def _cards(result: Advice) -> list[Card]:
 
 
 REPORT: Final = Report[Advice](
-    name="advice", title=title, headline=headline, tables=tables, remarks=remarks, basis=basis, cards=_cards
+    name="advice",
+    title=title,
+    headline=headline,
+    tables=tables,
+    remarks=remarks,
+    basis=basis,
+    cards=_cards,
+    more=_server,
 )

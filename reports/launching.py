@@ -11,12 +11,12 @@ from llmviewer.setting import Setting
 from .parts import Command
 
 
-def server_commands(setting: Setting, *, sequences: int, tokens: int) -> list[Command]:
-    """The launch command of the engine of a setting, with its configuration file; none without such an engine."""
+def server_commands(setting: Setting, *, sequences: int, tokens: int, changes: str = "") -> list[Command]:
+    """The launch command of the engine of a setting, which has `changes`; none without such an engine."""
     if setting.engine is None or setting.engine.name not in server_engines():
         return []
     command = launch_command(setting, sequences=sequences, tokens=tokens)
-    return [_shown(command, setting.engine.title)]
+    return [_shown(command, f"with {changes}: {setting.engine.title}" if changes else setting.engine.title)]
 
 
 def _shown(command: LaunchCommand, title: str) -> Command:

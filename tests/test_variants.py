@@ -31,7 +31,7 @@ def test_a_change_gains_the_same_whoever_evaluates_it(model, device, batch):
     """analyze() twice, evaluate(), compare(), advise(), the page, and advice, whose decode step is the only one."""
     request = {"batch": batch, "prompt": 512, "gen": 2}
     base = analyze(model, device, **request)
-    advised = advise(model, device, wanted="tpot", without=["draft", "model"], **request)
+    advised = advise(model, device, wanted="tpot", without=["draft", "model"], research=True, **request)
     lines = {one.name: one for one in (*advised.alone, *advised.no_gain, *advised.too_large)}
     state = State(model=model, on=(device,), **request)
     steps = {

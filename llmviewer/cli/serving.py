@@ -307,8 +307,14 @@ def plan(
 @shared.number("--prompt", "Input tokens per request.", default=1024)
 @shared.number("--gen", "Output tokens per request.", default=128)
 @shared.number(
-    "--max-devices", "Also try tensor parallelism over 2, 4, ... up to this many devices (at most 64).", default=1
+    "--max-devices", "Also try tensor and expert parallelism over 2, 4, ... up to this many devices (at most 64).",
+    default=1,
+)  # fmt: skip
+@shared.latency_target("--ttft", "Target: maximum time to first token.", default=inf)
+@shared.latency_target(
+    "--tpot", "Target: maximum time per output token; for throughput, batches are as large as it allows.", default=inf
 )
+@click.option("--research", is_flag=True, help="Also try techniques and precisions that no engine runs today.")
 @click.option(
     "--without",
     type=click.Choice(("answers", "draft", "model")),
@@ -316,16 +322,26 @@ def plan(
     help="Leave out techniques that change the output, or require a draft model or retrained weights. May be repeated.",
 )
 @inputs.declared_options(ServedOptions)
+@shared.emit_option
 @shared.report_options
-def advise(*, options: ServedOptions, form: str | None, output: Path | None, **question: Any) -> None:
+def advise(
+    *, options: ServedOptions, form: str | None, output: Path | None, emit: str | None, **question: Any
+) -> None:  # fmt: skip
     """Rank techniques by their gain for MODEL on HARDWARE.
 
-    Techniques are tried alone and in combinations of two and three, with their default parameters (`llmviewer
-    techniques`). Effects on output quality are not considered. Options set the configuration in use.
+    Changes that engines run today are tried alone and in combinations of two and three: precisions, an 8-bit KV cache,
+    layouts, batches, prefix caching, chunked prefill and speculative decoding; with --engine those of the engine.
+    Effects on output quality are not considered. Options set the configuration in use.
     """
     shared.check_output(form, output)
     from ..reports.advice import REPORT
     from ..serving.advice import advise as run
 
     advice = with_progress_bar("techniques", functools.partial(run, **question, **options))
+    if emit is not None:
+        from ..reports.launching import emitted
+
+        sequences, tokens = advice.recommended_batch, advice.prompt + advice.gen
+        shared.emit(emitted(advice.recommended_setting, emit, sequences=sequences, tokens=tokens), output)
+        return
     shared.emit_report(REPORT, advice, form, output)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 from itertools import groupby
 from typing import Any, ClassVar, Final, NamedTuple, Unpack
@@ -22,6 +22,7 @@ from ..records import frozen
 from ..rows import Rows
 from ..setting import Setting, whole_number
 from ..transforms.quantize import PUBLISHED, parse_quantization
+from ..variants.changes import LOCAL_PRECISIONS
 from ..variants.evaluation import Evaluation
 
 SCHEMA_VERSION: Final = 1  # of to_dict()
@@ -39,15 +40,6 @@ class _WeightFormat(NamedTuple):
     bits: float
 
 
-# Of GGUF files: bits of a Llama 3.1 8B (github.com/ggml-org/llama.cpp, tools/quantize/README.md); of MLX: groups of 64
-# with scale and bias of 16 bits (github.com/ml-explore/mlx-lm, mlx_lm/convert.py); those that engines of servers run.
-_PRECISIONS: Final[Mapping[str, tuple[_WeightFormat, ...]]] = {
-    "llama.cpp": (
-        _WeightFormat("Q8_0", 8.5), _WeightFormat("Q6_K", 6.56), _WeightFormat("Q5_K_M", 5.7),
-        _WeightFormat("Q4_K_M", 4.89),
-    ),
-    "mlx": (_WeightFormat("W8A16g64", 8.5), _WeightFormat("W6A16g64", 6.5), _WeightFormat("W4A16g64", 4.5)),
-}  # fmt: skip
 _SERVER_PRECISIONS: Final = (_WeightFormat("fp8", 8), _WeightFormat("W4A16g128", 4.125))
 
 
@@ -194,7 +186,7 @@ def fit(
         backend_of(engine.name, device)
     for text in quants:
         parse_quantization(text)
-    precisions = tuple(_WeightFormat(text, 0) for text in quants) or _PRECISIONS.get(engine.name, _SERVER_PRECISIONS)
+    precisions = tuple(_WeightFormat(text, 0) for text in quants) or _precisions_of(engine)
     search = _Search(device=device, engine=engine, context=length, target=tokens_per_s, precisions=precisions)
     shapes = _shapes(_named(models))
     short = [one.name for group in shapes for one in group if one.max_context and one.max_context < length]
@@ -232,6 +224,12 @@ def fit(
         too_large=tuple(reversed(too_large)), too_slow=tuple(too_slow), short=tuple(short),
         unevaluated=tuple(unevaluated), refused=tuple(refused),
     )  # fmt: skip
+
+
+def _precisions_of(engine: Engine) -> tuple[_WeightFormat, ...]:
+    """The precisions in which an engine runs models."""
+    local = LOCAL_PRECISIONS.get(engine.name)
+    return tuple(_WeightFormat(quant, bits) for quant, bits in local.items()) if local else _SERVER_PRECISIONS
 
 
 def _engine_of(device: Hardware) -> str:

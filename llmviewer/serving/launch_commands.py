@@ -21,6 +21,7 @@ from ..model import Model
 from ..records import frozen
 from ..setting import Setting
 from ..techniques import Technique
+from ..transforms.offload import ON_DEVICE
 from .policy import parse_policy
 
 SHELL, COMPOSE, KUBERNETES = "shell", "compose", "kubernetes"
@@ -298,6 +299,8 @@ def launch_command(setting: Setting, *, sequences: int, tokens: int, engine: str
     unsupported += [
         f"{name}={value}" for name in ("pp", "cp") if name not in flag_facts and (value := facts.value(name)) > 1
     ]
+    if setting.offload != ON_DEVICE and "gpu_layers" not in flag_facts:
+        unsupported.append(f"--offload {setting.offload}")
     text = " ".join((*program, *(option.value for option in options)))
     return LaunchCommand(
         server=server, devices=setting.layout.devices, program=program, options=tuple(options),

@@ -149,6 +149,7 @@ class Technique:
     simulatable: ClassVar[bool] = False
     one_pass: ClassVar[bool] = False  # changes the passes of models that do not generate token by token
     order: ClassVar[int] = 0  # lower ones apply first
+    assumption: ClassVar[str] = ""  # what default parameters assume of the requests, in words
 
     def __post_init__(self) -> None:
         check_parameters(self, self.name)

@@ -294,6 +294,7 @@ class Retrieval(Drafting):
     """
 
     default_tokens_per_pass = 2.25
+    assumption = "outputs that repeat known text, with 2.25 tokens per pass"
 
     length: int = parameter("tokens in the longest candidate", 5, least=1, most=1024, aliases=NUM_TOKENS)
     nodes: int | None = parameter(

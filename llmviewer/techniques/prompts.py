@@ -156,6 +156,7 @@ class PrefixCaching(Technique):
 
     kind = Kind.INPUT
     requires = Requirement.NOTHING
+    assumption = "prompts half of which are cached"
     simulatable = True
     order = -8
     default_hit: ClassVar[float] = 0.5  # hit rate if neither hit nor tokens is given

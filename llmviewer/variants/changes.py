@@ -6,7 +6,7 @@ Which of them a caller tries depends on what it answers; how each is named, merg
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from typing import Final
@@ -30,6 +30,14 @@ PRECISIONS: Final = {  # those in common use, by text for --quant
     "fp8": "weights and activations in fp8", "W8A8": "8-bit weights and activations", "W4A16g128": "4-bit weights",
     "W4A8g128": "4-bit weights and 8-bit activations", "nvfp4": "weights and activations in nvfp4",
 }  # fmt: skip
+# Bits of a weight with its scales, of the precisions in which engines on one user's machine run models. GGUF files:
+# those of Llama 3.1 8B (github.com/ggml-org/llama.cpp, tools/quantize/README.md); MLX: groups of 64 with scale and bias
+# of 16 bits (github.com/ml-explore/mlx-lm, mlx_lm/convert.py).
+LOCAL_PRECISIONS: Final[Mapping[str, Mapping[str, float]]] = {
+    "llama.cpp": {"Q8_0": 8.5, "Q6_K": 6.56, "Q5_K_M": 5.7, "Q4_K_M": 4.89},
+    "mlx": {"W8A16g64": 8.5, "W6A16g64": 6.5, "W4A16g64": 4.5},
+}
+_LOCAL_CACHES: Final = {"llama.cpp": "KVq8_0"}
 CACHES: Final = {"KV8": "an 8-bit KV cache", "KV4": "a 4-bit KV cache"}
 DEGREES: Final = (2, 4, 8, 16, 32, 64)  # of tensor parallelism
 _BATCHES: Final = (2, 4, 8, 16)  # times the batch
@@ -48,6 +56,40 @@ def precisions(setting: Setting) -> Iterator[Change]:
             scheme = parse_scheme(text).over(current)
             if _formats(scheme) != _formats(current):
                 yield _precision(text, about, group)
+
+
+def deployed_precisions(setting: Setting) -> Iterator[Change]:
+    """Precisions in which engines run models on the device, narrower than that of `setting`, and an 8-bit KV cache."""
+    engine = setting.engine.name if setting.engine else ""
+    current, _ = given_scheme(setting)
+    bits = _mean_bits(setting)
+    if engine in LOCAL_PRECISIONS:
+        texts = {text: f"{each:g}-bit weights" for text, each in LOCAL_PRECISIONS[engine].items() if each < bits - 0.2}
+    else:
+        texts = {text: about for text, about in PRECISIONS.items() if _is_deployed(text, setting, bits)}
+    for text, about in texts.items():
+        yield _precision(text, about)
+    cache = current.kv_cache
+    if cache is None or cache.bits > 8:
+        yield _precision(_LOCAL_CACHES.get(engine, "KVfp8"), "an FP8 KV cache, which changes answers slightly", CACHE)
+
+
+def _is_deployed(text: str, setting: Setting, bits: float) -> bool:
+    """Whether a precision has fewer than `bits`, and the device multiplies its operands or it is of weights alone."""
+    scheme, rates = parse_scheme(text), setting.hardware.rates
+    if scheme.weight is None or scheme.weight.stored_bits > bits - 1:
+        return False
+    if scheme.activation is None or scheme.activation.bits > 8:
+        return True
+    natively = matrix(scheme.activation.compute) in rates and scheme.weight.bits == scheme.activation.bits
+    return natively and not (text == "W8A8" and matrix(NAMED["fp8_e4m3"].compute) in rates)
+
+
+def _mean_bits(setting: Setting) -> float:
+    """Mean bits of a weight of matrix products, with its scales."""
+    weights = [(block.repeat * op.weight.numel, op.weight.format.stored_bits)
+               for block, op in setting.graph if isinstance(op, Linear) and not op.left_as_published]  # fmt: skip
+    return sum(count * bits for count, bits in weights) / sum(count for count, _ in weights)
 
 
 def flash_attention(setting: Setting) -> Iterator[Change]:
@@ -85,10 +127,11 @@ def smaller_weights(setting: Setting) -> Iterator[Change]:
     yield from _four_bits(setting)
 
 
-def larger_batches(base: Evaluation) -> Iterator[Change]:
-    """Larger batches up to 16 times as many sequences, and the largest that fits."""
-    larger = {int(base.batch) * factor for factor in _BATCHES} | {base.memory.max_batch or 0}
-    yield from map(_batch, sorted(number for number in larger if number > base.batch))
+def larger_batches(base: Evaluation, limit: int | None = None) -> Iterator[Change]:
+    """Larger batches up to 16 times as many sequences, and the largest that fits and is within `limit`."""
+    largest = min((number for number in (base.memory.max_batch, limit) if number is not None), default=0)
+    larger = {int(base.batch) * factor for factor in _BATCHES} | {largest}
+    yield from map(_batch, sorted(n for n in larger if n > base.batch and (limit is None or n <= limit)))
 
 
 def larger_batch(batch: int, max_batch: int | None) -> int:
@@ -109,6 +152,18 @@ def more_devices(degrees: Iterable[int]) -> Iterator[Change]:
     """Tensor parallelism of each degree."""
     for degree in degrees:
         yield Change(name=f"tp={degree}", about=f"tensor parallelism of {degree}", group=LAYOUT, options={"tp": degree})
+
+
+def expert_layouts(setting: Setting, degrees: Iterable[int]) -> Iterator[Change]:
+    """Experts divided among each number of devices, with attention sharded or replicated; nothing without experts."""
+    if not any(op.kind == "experts" for _, op in setting.graph):
+        return
+    for degree in degrees:
+        for layout, about in ((f"tp={degree} ep={degree}", "sharded"), (f"dp={degree} ep={degree}", "replicated")):
+            yield Change(
+                name=layout, about=f"experts on {degree} devices, attention {about}", group=LAYOUT,
+                options={"layout": layout},
+            )  # fmt: skip
 
 
 def chunked_prefill() -> Change:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ..precision import HALF, NAMED, Format, Scheme, notation, parse_scheme
 from ..setting import Setting
+from ..transforms.mixtures import MIXTURES
 from ..transforms.quantize import as_typed
 
 
@@ -22,8 +23,11 @@ def merged_precision(setting: Setting, text: str) -> str:
     """The precision of `setting` with the formats that `text` names, such as "W4A16g128", "W4g128", "Afp8" or "KV8".
 
     What `text` does not name is kept: the cache, overrides of parts, and activations beside new weights, which get 16
-    bits if they have at most that anyway.
+    bits if they have at most that anyway. A file type of llama.cpp, such as "Q4_K_M", keeps the cache and overrides.
     """
+    if text in MIXTURES:
+        cache_alone = Scheme(kv_cache=setting.quantization.scheme.kv_cache)
+        return ",".join((as_typed(cache_alone, MIXTURES[text]), *given_scheme(setting)[1]))
     new_scheme, effective = parse_scheme(text), setting.quantization.scheme
     (scheme, parts), mixture = given_scheme(setting), setting.quantization.mixture
     cache = new_scheme.kv_cache or effective.kv_cache

@@ -250,10 +250,15 @@ def _budget(setting: Setting, rules: MemoryRules, stage: int, *, total: float, c
         max(other.weight_bytes for other in one.stages) for one in footprint.beside
     )
     sequences = min(limit, chunk)
-    step = Workload.prefill(batch=float(sequences), prompt=chunk / sequences)
+    steps = [Workload.prefill(batch=float(sequences), prompt=chunk / sequences)]
+    if setting.model.has_tower:
+        images = max(1, chunk // max(setting.model.image_tokens, 1))
+        prompt = float(max(chunk, images * setting.model.image_tokens))
+        steps.append(Workload.prefill(batch=1.0, prompt=prompt, images=float(images)))
     rows = chunk if rules.samples_all else sequences
     sampled = vocabulary(setting.model) * rules.sampler * rows if stage == layout.pp - 1 else 0.0
-    activations = max(footprint.stages[stage].step_bytes(step), sampled) if rules.profiles else 0.0
+    live = max(footprint.stages[stage].step_bytes(step) for step in steps)
+    activations = max(live, sampled) if rules.profiles else 0.0
     overhead = rules.overhead_several if layout.devices > layout.dp else rules.overhead
     layers = sum(one.count for one in _layers(setting, stage))
     graphs = rules.graph_bytes * layers * _captured(rules, limit)
@@ -276,9 +281,8 @@ def _budget(setting: Setting, rules: MemoryRules, stage: int, *, total: float, c
 
 def _chunk(rules: MemoryRules, tokens: int | None, longest: int) -> int:
     """Most tokens of a step."""
-    if tokens is None or rules.whole_prompts:
-        return max(tokens or 0, longest)
-    return tokens
+    whole = rules.whole_prompts and longest <= rules.whole_prompts
+    return max(tokens or 0, longest) if tokens is None or whole else tokens
 
 
 def _captured(rules: MemoryRules, limit: int) -> int:

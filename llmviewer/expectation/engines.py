@@ -210,7 +210,7 @@ class MemoryRules:
     windows        tokens of the pool of layers with windows over those of other layers
     by_group       whether the reported tokens are those of one group of layers, and else as many as requests of the
                    greatest length have
-    whole_prompts  whether a step takes prompts of the greatest length whole
+    whole_prompts  greatest length up to which a step takes prompts whole
     needs_longest  whether a server only starts if a request of the greatest length fits
     """
 
@@ -230,7 +230,7 @@ class MemoryRules:
     state_slots: int = 1
     windows: float = 1.0
     by_group: bool = False
-    whole_prompts: bool = False
+    whole_prompts: int = 0
     needs_longest: bool = False
 
 
@@ -363,7 +363,7 @@ def _memory(part: Section) -> MemoryRules:
 _SIZES: Final = ("margin", "sampler", "overhead", "overhead_several", "graph_bytes")
 _PLAIN_RULES: Final[Mapping[str, Any]] = {
     "profiles": False, "graphs_to": 512, "states": 0.0, "state_slots": 1, "windows": 1.0, "by_group": False,
-    "whole_prompts": False, "needs_longest": False, "samples_all": False,
+    "whole_prompts": 0, "needs_longest": False, "samples_all": False,
 }  # fmt: skip
 
 

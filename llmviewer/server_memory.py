@@ -12,6 +12,7 @@ from .devices.hardware import Hardware
 from .expectation.engines import CONTEXT, FREE, PAGES, SEQUENCES, SPLIT, TOTAL, MemoryRules, Reserve
 from .graph import Graph
 from .model import retained_tensors, vocabulary
+from .operators.linear import LMHead
 from .parameters import MAX_SEQUENCES
 from .records import frozen
 from .setting import Setting
@@ -19,6 +20,7 @@ from .units import counted, si
 from .workload import Workload
 
 _GIB: Final = 2**30
+_BYTES: Final = 2  # of an activation
 _EVEN: Final = 1.25  # most over fewest layers of a kind, up to which groups have the most (kv_cache_planning.py)
 _UNKNOWN_CONTEXT: Final = 1 << 17  # tokens, of models whose longest context is unknown
 # Memory that nvidia-smi counts and programs do not see: 0.43 GiB of 24 (RTX 3090), 0.45 of 80 (H100), 0.60 of 140
@@ -215,8 +217,8 @@ def capacity(setting: Setting, tokens: int | None = None) -> Capacity:
     pool, budget, ranks = pools[place], budgets[place], setting.layout.dp
     length = tokens or longest
     at_once = min(pool.requests(length), MAX_SEQUENCES)
-    reason = _refusal(setting, pool, budget, limit)
-    reported = _reported(setting, pool, limit) * ranks if pool.layers else None
+    reason = _refusal(setting, pool, budget)
+    reported = _reported(setting, pool) * ranks if pool.layers else None
     return Capacity(
         starts=not reason, reason=reason, kv_capacity_tokens=reported, max_model_len=longest,
         longest_model_len=_longest(pool), concurrency=int(min(at_once, limit)) * ranks, tokens=length,
@@ -224,6 +226,12 @@ def capacity(setting: Setting, tokens: int | None = None) -> Capacity:
         weight_bytes=budget.weights, activation_bytes=budget.activations, other_bytes=budget.other,
         pool_bytes=budget.pool,
     )  # fmt: skip
+
+
+def _width(setting: Setting) -> int:
+    """Width of the hidden states; 0 if there is no prediction head."""
+    heads = (op for _, op in setting.model.graph if isinstance(op, LMHead))
+    return next((op.weight.shape[1] for op in heads), 0)
 
 
 def visible_bytes(device: Hardware) -> float:
@@ -252,14 +260,16 @@ def _budget(setting: Setting, rules: MemoryRules, stage: int, *, total: float, c
     sequences = min(limit, chunk)
     steps = [Workload.prefill(batch=float(sequences), prompt=chunk / sequences)]
     if setting.model.has_tower:
-        images = max(1, chunk // max(setting.model.image_tokens, 1))
+        images = max(1, chunk // setting.model.image_tokens) if setting.model.image_tokens else 1
         prompt = float(max(chunk, images * setting.model.image_tokens))
         steps.append(Workload.prefill(batch=1.0, prompt=prompt, images=float(images)))
     rows = chunk if rules.samples_all else sequences
     sampled = vocabulary(setting.model) * rules.sampler * rows if stage == layout.pp - 1 else 0.0
     live = max(footprint.stages[stage].step_bytes(step) for step in steps)
+    live += rules.extra_tensors * _BYTES * _width(setting) * chunk
     activations = max(live, sampled) if rules.profiles else 0.0
-    overhead = rules.overhead_several if layout.devices > layout.dp else rules.overhead
+    several = layout.devices > layout.dp or layout.waiting_ranks > 1
+    overhead = rules.overhead_several if several else rules.overhead
     layers = sum(one.count for one in _layers(setting, stage))
     graphs = rules.graph_bytes * layers * _captured(rules, limit)
     other = overhead + graphs
@@ -281,8 +291,8 @@ def _budget(setting: Setting, rules: MemoryRules, stage: int, *, total: float, c
 
 def _chunk(rules: MemoryRules, tokens: int | None, longest: int) -> int:
     """Most tokens of a step."""
-    whole = rules.whole_prompts and longest <= rules.whole_prompts
-    return max(tokens or 0, longest) if tokens is None or whole else tokens
+    takes_prompts = rules.whole_prompts and longest <= rules.whole_prompts
+    return max(tokens or 0, longest) if tokens is None or takes_prompts else tokens
 
 
 def _captured(rules: MemoryRules, limit: int) -> int:
@@ -293,17 +303,16 @@ def _captured(rules: MemoryRules, limit: int) -> int:
 
 def _left(setting: Setting, reserve: Reserve, total: float, chunk: int, limit: int) -> float:
     """The share of memory that a reserve leaves, as SGLang computes it."""
-    layout = setting.layout
-    mib = total / 2**20
-    batch = min(reserve.graph_batch(total, layout.tp * layout.dp), limit)
-    reserved_bytes = reserve.fixed + reserve.per_token * max(chunk, reserve.least_tokens) + reserve.per_sequence * batch
-    reserved_bytes += reserve.per_device * layout.tp * layout.dp * layout.pp
-    if layout.dp > 1:
-        reserved_bytes += reserve.per_rank_sequence * batch * layout.dp * (1.5 if batch > reserve.large_batch else 1.0)
+    layout, ranks = setting.layout, setting.layout.waiting_ranks
+    batch = min(reserve.graph_batch(total, layout.tp * ranks), limit)
+    size = reserve.fixed + reserve.per_token * max(chunk, reserve.least_tokens) + reserve.per_sequence * batch
+    size += reserve.per_device * layout.tp * ranks * layout.pp
+    if ranks > 1:
+        size += reserve.per_rank_sequence * batch * ranks * (1.5 if batch > reserve.large_batch else 1.0)
     if total > reserve.large_from:
-        reserved_bytes = max(reserved_bytes, reserve.large)
-    reserved_bytes += reserve.draft if setting.footprint.beside else 0.0
-    return round((mib - reserved_bytes / 2**20) / mib, 3)
+        size = max(size, reserve.large)
+    size += reserve.draft if setting.footprint.beside else 0.0
+    return round(1 - size / total, 3)
 
 
 def _layers(setting: Setting, stage: int) -> tuple[Layers, ...]:
@@ -338,21 +347,28 @@ def _kinds(graph: Graph) -> Iterator[tuple[int, tuple[float, float, float]]]:
             yield block.repeat, (0.0, inf, states[key])
 
 
-def _reported(setting: Setting, pool: Pool, limit: int) -> int:
+def _reported(setting: Setting, pool: Pool) -> int:
     """Tokens of the KV cache of a rank as the engine reports them."""
     if pool.rules.pool != CONTEXT:
         return pool.tokens
-    return pool.longest * limit if setting.engine and setting.engine.options.max_model_len else _longest(pool)
+    return pool.longest * _slots(setting) if _slots(setting) else _longest(pool)
 
 
-def _refusal(setting: Setting, pool: Pool, budget: _Budget, limit: int) -> str:
+def _slots(setting: Setting) -> int:
+    """Caches of the greatest length that are allocated at start: one that all slots share unless their number is given;
+    0 if the length is chosen by what fits.
+    """
+    options = setting.engine.options if setting.engine else None
+    return (options.max_num_seqs or 1) if options and options.max_model_len else 0
+
+
+def _refusal(setting: Setting, pool: Pool, budget: _Budget) -> str:
     """Why a server does not start; "" if it does."""
     name = setting.engine.title if setting.engine else "the device"
     if budget.pool <= 0:
         parts = f"weights {si(budget.weights)}B, activations {si(budget.activations)}B, others {si(budget.other)}B"
         return f"{name} uses {si(budget.used)}B, and has no memory left for a KV cache: {parts}"
-    max_model_len = setting.engine and setting.engine.options.max_model_len
-    least_requests = limit if pool.rules.pool == CONTEXT and max_model_len else 1 if pool.rules.needs_longest else 0
+    least_requests = _slots(setting) if pool.rules.pool == CONTEXT else int(pool.rules.needs_longest)
     if pool.requests(pool.longest) < least_requests:
         longest = _longest(pool)
         hint = f"give --max-model-len {longest} or less" if longest else "none fits"

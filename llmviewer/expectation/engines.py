@@ -196,6 +196,7 @@ class MemoryRules:
     reserve        memory that is left free where there is no default fraction
     margin         memory that is left free where the greatest length is chosen by what fits
     profiles       whether the activations of a step are measured at start and reserved
+    extra_tensors  tensors of hidden states that callers of layers keep alive beside those of the graph
     sampler        reserved for each token of the vocabulary and sequence of a step: logits, copies, order
     samples_all    whether logits of all tokens of a step are reserved, and else of one per sequence
     overhead       outside of tensors on a device alone, by contexts and libraries
@@ -219,6 +220,7 @@ class MemoryRules:
     reserve: Reserve | None = None
     margin: float = 0.0
     profiles: bool = False
+    extra_tensors: int = 0
     sampler: float = 0.0
     samples_all: bool = False
     overhead: float = 0.0
@@ -363,7 +365,7 @@ def _memory(part: Section) -> MemoryRules:
 _SIZES: Final = ("margin", "sampler", "overhead", "overhead_several", "graph_bytes")
 _PLAIN_RULES: Final[Mapping[str, Any]] = {
     "profiles": False, "graphs_to": 512, "states": 0.0, "state_slots": 1, "windows": 1.0, "by_group": False,
-    "whole_prompts": 0, "needs_longest": False, "samples_all": False,
+    "whole_prompts": 0, "needs_longest": False, "samples_all": False, "extra_tensors": 0,
 }  # fmt: skip
 
 

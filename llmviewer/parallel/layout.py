@@ -97,6 +97,11 @@ class Layout:
         """Whether a batch is cut into micro-batches."""
         return self.pp > 1 or self.two_batch_overlap
 
+    @property
+    def waiting_ranks(self) -> int:
+        """Data-parallel ranks that wait for each other in every step: each has experts for the tokens of all."""
+        return self.dp if self.ep > self.tp else 1
+
     def rank_batch(self, batch: Num) -> Num:
         """Sequences on the busiest rank of data parallelism."""
         return batch if self.dp == 1 else np.ceil(np.divide(batch, self.dp))

@@ -24,7 +24,7 @@ from ..roofline import OperatorEstimate, PlannedOperator
 from ..techniques import Drafter
 from ..workload import Spans, Workload
 from .load import Grid, Load, StepTimes
-from .stages import inside_experts, waiting_ranks
+from .stages import inside_experts
 from .step_times import decoding_group
 
 _MAX_HELD_TIMES: Final = 1 << 22  # distinct times of operators, of all devices, that are expected together: 32 MiB
@@ -185,7 +185,7 @@ class Placement:
     @property
     def ranks(self) -> int:
         """Ranks of a replica that wait for each other."""
-        return waiting_ranks(self.layout)
+        return self.layout.waiting_ranks
 
     def key(self, place: int) -> Key:
         """Identity of the device at a place in this layout."""

@@ -30,7 +30,6 @@ from .outcome import DEFAULT_MAX_BATCH, Goals, Simulation
 from .policy import POLICIES, Policy, parse_policy
 from .prefill_pool import prefill, transfer_s
 from .server import serve
-from .stages import waiting_ranks
 from .steady import steady
 from .steps import Steps
 from .trace_files import read_traffic
@@ -248,7 +247,7 @@ def scheduling_options(
     defaults, block_tokens = (
         (engine.default_on(hardware), engine.block) if engine else (Default(_DEFAULT_POLICY), _DEFAULT_BLOCK_TOKENS)
     )
-    wait = waiting_ranks(layout) > 1
+    wait = layout.waiting_ranks > 1
     parsed_policy = parse_policy(
         policy or (defaults.lockstep_policy if wait and defaults.lockstep_policy else defaults.policy)
     )

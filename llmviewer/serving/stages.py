@@ -20,7 +20,6 @@ from ..expectation.launches import counted
 from ..forms import Num
 from ..operators.base import Operator
 from ..operators.collectives import AllToAll
-from ..parallel.layout import Layout
 from ..records import frozen
 from ..roofline import Plan, pipelined_s
 from ..setting import Setting
@@ -30,11 +29,6 @@ from .launch_tables import TabulatedForm
 from .step_times import BoundTimes, ExpectedStepTimes, Groups, decoding_group
 
 _LENGTHS: Final = 64  # contexts at which decode steps are tabulated, linear in between
-
-
-def waiting_ranks(layout: Layout) -> int:
-    """Number of data-parallel ranks that wait for each other in every step: each has experts for the tokens of all."""
-    return layout.dp if layout.ep > layout.tp else 1
 
 
 def inside_experts(operators: Iterable[Operator]) -> list[bool]:

@@ -21,7 +21,7 @@ from ..setting import Setting, changes_passes
 from ..units import si
 from ..workload import Spans, Workload
 from .lengths import Tokens
-from .stages import Stage, waiting_ranks
+from .stages import Stage
 from .step_times import Groups, decoding_group
 from .traffic import Traffic
 
@@ -100,7 +100,7 @@ class Steps:
     @cached_property
     def ranks(self) -> int:
         """Data-parallel ranks that wait for each other in every step."""
-        return waiting_ranks(self.setting.layout)
+        return self.setting.layout.waiting_ranks
 
     @property
     def rank_sets(self) -> int:

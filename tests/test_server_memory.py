@@ -1,0 +1,198 @@
+"""Memory that servers reserve, and tokens of their KV caches, against logs, hand counts and laws."""
+
+from importlib import util
+from math import inf, isclose
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmviewer import Setting, analyze, capacity
+from llmviewer.cli import main
+from llmviewer.devices.files import load_hardware
+from llmviewer.expectation.engines import PAGES, SPLIT, TOTAL, MemoryRules, engine_names, find_engine
+from llmviewer.server_memory import Layers, Pool, visible_bytes
+
+from .server_startups import DEVELOPED, HELD_OUT, startups
+
+GIB = 2**30
+LIMITS = {"vllm": (0.04, 0.15), "sglang": (0.08, 0.10), "tensorrt-llm": (0.05, 0.06)}  # median error, nine of ten
+
+
+@pytest.fixture(scope="module")
+def page():
+    """benchmarks/server_memory.py, which writes the section."""
+    spec = util.spec_from_file_location("page", Path(__file__).parent.parent / "benchmarks" / "server_memory.py")
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def known(engine, half):
+    """Rows of an engine whose logs leave nothing out."""
+    return [
+        one for one in startups() if not one.row["unknown"] and (one.row["engine"], one.row["half"]) == (engine, half)
+    ]
+
+
+@pytest.mark.parametrize("engine", LIMITS)
+def test_kv_caches_are_as_large_as_logged(engine):
+    found = [*known(engine, DEVELOPED), *known(engine, HELD_OUT)]
+    errors = [abs(one.ratio - 1) for one in found]
+    most_median, most = LIMITS[engine]
+    assert len(found) >= 4
+    assert np.median(errors) <= most_median
+    assert np.quantile(errors, 0.9) <= most
+    assert abs(np.median([one.ratio for one in found]) - 1) <= most_median
+
+
+@pytest.mark.parametrize("half", [DEVELOPED, HELD_OUT])
+def test_servers_start_where_they_did(half):
+    found = [one for engine in engine_names() for one in known(engine, half)]
+    assert all(one.expected.starts == one.starts for one in found)
+    assert half == DEVELOPED or {one.starts for one in found} == {True, False}
+
+
+def test_the_page_has_the_errors(page):
+    assert page.PAGE.read_text(encoding="utf-8") == page.page(startups()), "python benchmarks/server_memory.py"
+
+
+def test_a_uniform_cache_by_hand():
+    """32 layers x 2 x 8 heads x 128 x 2 B = 128 KiB a token; 79.1 GiB visible; logits of 1024 sequences at 18 B."""
+    found = capacity(Setting.of("llama-3.1-8b", "h100-sxm", engine="vllm", memory_fraction=0.9))
+    sampling, overhead = 18 * 1024 * 128256, 0.1 * GIB + 51 * 32 * 0.25 * 2**20
+    assert isclose(found.total_bytes, 81559 * 2**20 * (1 - 0.0016) - 0.41 * GIB)
+    assert isclose(found.activation_bytes, sampling)
+    assert isclose(found.other_bytes, overhead)
+    pool = 0.9 * found.total_bytes - found.weight_bytes - sampling - overhead
+    assert found.kv_capacity_tokens == int(pool // (16 * 131072)) * 16
+
+
+def pool(rules, *layers, size, longest=32768, block=16, chunk=2048):
+    return Pool(size=size, layers=layers, block=block, chunk=chunk, longest=longest, rules=rules)
+
+
+def test_groups_of_a_hybrid_share_blocks_by_hand():
+    """Qwen3.5-27B on 4 devices, vLLM 0.19: 16 layers of attention of 1 KiB a token, 48 states of 801,792 B.
+
+    Blocks have 784 tokens, and 7 GiB 585 of them: "GPU KV cache size: 114,464 tokens", 12.98x for 32,768 tokens.
+    """
+    attention, states = Layers(16, 1024.0), Layers(48, 0.0, inf, 801_792.0)
+    by_group = MemoryRules(base=TOTAL, pool=PAGES, by_group=True)
+    assert pool(by_group, attention, states, size=7.0 * GIB).tokens == 585 // 4 * 784 == 114_464
+    newer = pool(MemoryRules(base=TOTAL, pool=PAGES), attention, states, size=7.0 * GIB)
+    assert newer.requests(32768) == 585 / (42 + 3)
+    assert newer.tokens == 585 * 32768 // 45
+
+
+def test_pools_of_states_and_windows_by_hand():
+    rules = MemoryRules(base=TOTAL, pool=SPLIT, states=0.9, state_slots=3, windows=0.8)
+    windows = pool(rules, Layers(12, 1024.0), Layers(12, 1024.0, 128.0), size=GIB, block=1)
+    assert windows.tokens == int(GIB / (12 * 1024 * 1.8))
+    states = pool(rules, Layers(12, 1024.0), Layers(36, 0.0, inf, 2.0**20), size=GIB, block=1)
+    assert states.tokens == int(GIB / 1.9 / (12 * 1024))
+    assert isclose(states.requests(100), GIB * 0.9 / 1.9 / (36 * 2**20) / 3)
+
+
+def test_the_cache_of_a_server_does_not_depend_on_its_requests():
+    sizes = {
+        analyze("llama-3.1-8b", "l40s", engine="vllm", batch=batch, prompt=prompt, gen=gen).capacity.kv_capacity_tokens
+        for batch, prompt, gen in ((1, 16, 16), (64, 1024, 128), (8, 30000, 1000))
+    }
+    assert len(sizes) == 1
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "llama.cpp"])
+def test_more_of_anything_leaves_less(engine):
+    def tokens(**options):
+        return capacity(Setting.of("llama-3.1-8b", "l40s", engine=engine, **options)).kv_capacity_tokens
+
+    base = tokens()
+    assert tokens(quant="W4A16g128") >= base
+    assert tokens(max_num_batched_tokens=32768) <= base
+    if engine != "llama.cpp":
+        assert tokens(memory_fraction=0.7) < tokens(memory_fraction=0.8)
+        assert tokens(tp=2) > base
+        assert tokens(dp=2) == 2 * base
+    without = capacity(Setting.of("llama-3.1-8b", "l40s"))
+    assert without.starts
+    assert without.kv_capacity_tokens >= base
+    assert without.used_bytes == load_hardware("l40s").capacity
+
+
+def test_caches_on_several_devices():
+    def tokens(model, **options):
+        return capacity(Setting.of(model, "h200-sxm", engine="vllm", memory_fraction=0.9, **options))
+
+    two, four = (tokens("qwen2.5-3b", tp=tp) for tp in (2, 4))  # two KV heads, replicated on four devices
+    each = {found.pool_bytes / found.kv_capacity_tokens for found in (two, four)}
+    assert max(each) / min(each) < 1.001
+    latent = tokens("deepseek-v3", tp=8)  # (512 + 64) x 2 B x 61 layers on each device
+    assert isclose(latent.pool_bytes / latent.kv_capacity_tokens, 70272, rel_tol=1e-4)
+    split = tokens("deepseek-v3", tp=8, cp=2)
+    assert split.pool_bytes / split.kv_capacity_tokens < 0.6 * 70272
+    draft = tokens("llama-3.1-70b", tp=4, techniques=["speculative:draft=llama-3.2-1b,gamma=4,alpha=0.7"])
+    alone = tokens("llama-3.1-70b", tp=4)
+    assert draft.weight_bytes > alone.weight_bytes
+    assert draft.kv_capacity_tokens < alone.kv_capacity_tokens
+
+
+def test_a_server_that_does_not_start_says_with_what_it_does():
+    found = capacity(Setting.of("llama-3.1-8b", "rtx-4090", engine="vllm"))
+    assert not found.starts
+    assert found.concurrency == 0
+    hint = f"give --max-model-len {found.longest_model_len} or less"
+    assert found.reason == f"no request of max_model_len, 131,072 tokens, fits the KV cache; {hint}"
+    longest = Setting.of("llama-3.1-8b", "rtx-4090", engine="vllm", max_model_len=found.longest_model_len)
+    assert capacity(longest).starts
+    longer = Setting.of("llama-3.1-8b", "rtx-4090", engine="vllm", max_model_len=found.longest_model_len + 16)
+    assert not capacity(longer).starts
+    none_left = capacity(Setting.of("llama-3.1-70b", "rtx-4090", engine="sglang"))
+    assert "has no memory left for a KV cache" in none_left.reason
+
+
+def test_max_num_seqs_limits_requests_at_once():
+    setting = Setting.of("llama-3.1-8b", "h100-sxm", engine="vllm", max_num_seqs=16)
+    found = capacity(setting, 128)
+    assert (found.concurrency, found.limiter) == (16, "max_num_seqs")
+    assert capacity(setting, 131072).limiter == "KV cache"
+
+
+def test_versions_have_their_own_rules():
+    older, newer = (find_engine("vllm", options=one.engine.options).memory for one in (
+        Setting.of("gpt2", "l4", engine="vllm", engine_version="0.11"), Setting.of("gpt2", "l4", engine="vllm"),
+    ))  # fmt: skip
+    assert (older.fraction, older.sampler, older.by_group) == (0.9, 40, True)
+    assert (newer.fraction, newer.sampler, newer.by_group) == (0.92, 18, False)
+
+
+def test_programs_see_less_than_nvidia_smi():
+    for name, gib in (("rtx-3090", 23.57), ("h100-sxm", 79.18), ("h200-sxm", 139.80), ("b200", 178.35)):
+        assert isclose(visible_bytes(load_hardware(name)) / GIB, gib, abs_tol=0.1), name
+    assert visible_bytes(load_hardware("gb10")) == load_hardware("gb10").capacity
+
+
+def test_the_report_says_what_the_server_does(capsys):
+    assert main(["analyze", "llama-3.1-8b", "rtx-4090", "--engine", "vllm"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith("server             vLLM 0.33 does not start: no request of max_model_len,")
+    assert main(["analyze", "llama-3.1-8b", "rtx-4090", "--engine", "vllm", "--max-model-len", "8192"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "requests of 1,152 tokens at once, limited by KV cache" in text
+    assert main(["analyze", "llama-3.1-8b", "rtx-4090"]) == 0
+    assert "server  " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--memory-fraction", "0.9"], "--memory-fraction must be given with an engine, whose option it is"),
+        (["--engine", "vllm", "--memory-fraction", "1.5"], "--memory-fraction must be from 0.01 to 1; got 1.5"),
+        (["--engine", "vllm", "--engine-version", "new"], "engine version must be numbers with dots, such as 0.33"),
+    ],
+)
+def test_mistakes_get_one_line(capsys, options, said):
+    assert main(["analyze", "gpt2", "l4", *options]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.err.count("\n") == 1

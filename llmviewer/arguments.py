@@ -20,6 +20,7 @@ from .model import Model
 from .options import PARAMETERS, SettingOptions
 from .parallel.layout import Layout
 from .techniques import Technique
+from .transforms.host import HostPlacement
 from .transforms.offload import Offload
 
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {  # types of arguments that are no options, or of each of several
@@ -38,8 +39,8 @@ _O = TypeVar("_O", bound=Mapping[str, object])
 @cache
 def _hints() -> dict[str, Any]:
     """Types of the options of a setting, by name."""
-    named = {"Layout": Layout, "Mapping": Mapping, "Offload": Offload, "Path": Path, "Profile": Profile}
-    return get_type_hints(SettingOptions, localns={**named, "Technique": Technique})
+    named = (Hardware, HostPlacement, Layout, Mapping, Offload, Path, Profile, Technique)
+    return get_type_hints(SettingOptions, localns={kind.__name__: kind for kind in named})
 
 
 def with_defaults(options: _O, kind: type[_O]) -> _O:

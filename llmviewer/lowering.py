@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache, partial
 
 from .devices.hardware import Hardware
 from .errors import InputError
-from .graph import Graph
+from .graph import Graph, Transform
 from .memory import Footprint
 from .model import Model
 from .operators.attention import Indexer
@@ -22,6 +22,7 @@ from .roofline import Plan, plan
 from .techniques import Technique
 from .transforms.absorb import absorb
 from .transforms.flash_attention import flash_attention
+from .transforms.host import NOTHING_ON_HOST, HostPlacement, on_host
 from .transforms.offload import ON_DEVICE, Offload, offload
 from .transforms.quantize import UNQUANTIZED, Quantization, quantize
 from .transforms.skew import skew
@@ -41,6 +42,9 @@ class Lowering:
     expert_skew: float
     layout: Layout
     offload: Offload
+    host: Hardware | None
+    placement: HostPlacement
+    streams_prompts: bool  # whether the weights of products on the host are fetched for prompts instead
     techniques: tuple[Technique, ...]
 
     def cached(self) -> Lowering:
@@ -58,7 +62,8 @@ class Lowering:
         """The graph of a decode step; it differs in latent attention, context parallelism and offloaded caches."""
         absorbed = self.mla is not Mla.NAIVE and self._has(LatentExpansion)
         absorbs_only_decode = absorbed and self.mla is Mla.AUTO and not self._has(Indexer)
-        differs = self._decode_differs or self.offload.kv > 0 or absorbs_only_decode
+        streams = self.streams_prompts and self.placement != NOTHING_ON_HOST
+        differs = self._decode_differs or self.offload.kv > 0 or absorbs_only_decode or streams
         return self._lowered(absorbed=absorbed, decode=True) if differs else self.graph
 
     @property
@@ -76,12 +81,12 @@ class Lowering:
     @cached_property
     def plan(self) -> Plan:
         """The plan of a prefill."""
-        return plan(self.graph, self.linked)
+        return plan(self.graph, self.linked, self.host)
 
     @cached_property
     def decode_plan(self) -> Plan:
         """The plan of a decode step."""
-        return self.plan if self.decode_graph is self.graph else plan(self.decode_graph, self.linked)
+        return self.plan if self.decode_graph is self.graph else plan(self.decode_graph, self.linked, self.host)
 
     @cached_property
     def footprint(self) -> Footprint:
@@ -95,14 +100,17 @@ class Lowering:
     @cached_property
     def linked(self) -> Hardware:
         """The device with the rates of the links that it uses."""
-        linked = self.offload.linked(self._network.linked())
+        linked = self.placement.linked(self.offload.linked(self._network.linked()))
         return linked.at_datasheet() if self.accounting is Accounting.SURVEY else linked
 
     def _lowered(self, *, absorbed: bool, decode: bool) -> Graph:
         """The lowered graph."""
         latent = (absorb,) if absorbed else ()
         flash = (flash_attention(self.hardware.on_chip_bytes),) if self.attention is AttentionMode.FLASH else ()
-        offloading = (offload(self.offload, decode=decode),) if self.offload != ON_DEVICE else ()
+        offloading: tuple[Transform, ...] = (
+            *((offload(self.offload, decode=decode),) if self.offload != ON_DEVICE else ()),
+            *((self._on_host(decode=decode),) if self.placement != NOTHING_ON_HOST else ()),
+        )
         if self.accounting is Accounting.SURVEY:
             self._check_one_precision()
             return self._placed(decode=decode).then(*latent, *flash, survey(self.quantization.scheme), *offloading)
@@ -112,6 +120,9 @@ class Lowering:
         return (self._stored(decode=True) if decode_differs else self._quantized).then(
             *latent, *flash, *from_techniques, *offloading, *overlap
         )
+
+    def _on_host(self, *, decode: bool) -> Transform:
+        return on_host(self.placement, streams_weights=self.streams_prompts and not decode)
 
     def _check_one_precision(self) -> None:
         """Raises InputError for several precisions, which survey accounting does not support."""
@@ -141,6 +152,9 @@ class Lowering:
             accounting=Accounting.FAITHFUL,
             mla=Mla.AUTO,
             offload=ON_DEVICE,
+            host=None,
+            placement=NOTHING_ON_HOST,
+            streams_prompts=False,
         ).cached()
         return base.device_decode_graph if decode else base.device_graph
 

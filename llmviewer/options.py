@@ -26,9 +26,11 @@ from .parameters import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from .devices.hardware import Hardware
     from .expectation.profile import Profile
     from .parallel.layout import Layout
     from .techniques import Technique
+    from .transforms.host import HostPlacement
     from .transforms.offload import Offload
 
 _C = TypeVar("_C", bound=Callable[..., Any])
@@ -405,6 +407,33 @@ class PassOptions(AccountingOptions, total=False):
     ]
     offload_sync: Annotated[
         bool, Parameter(about="Do not overlap fetches of offloaded data with computation.", default=False)
+    ]
+    host: Annotated[
+        "str | Hardware",
+        Parameter(
+            about="CPU that computes beside its own memory what --on-host names.",
+            more="A name that `llmviewer hardware` lists or a YAML file.",
+            default="",
+            metavar="CPU",
+        ),
+    ]
+    host_set: Annotated[
+        Sequence[str],
+        Parameter(
+            about="What-if: changes a number of the host, such as memory.bandwidth=96GB/s or memory.capacity=64GiB.",
+            more="May be repeated.",
+            default=(),
+            metavar="KEY=VALUE",
+        ),
+    ]
+    on_host: Annotated[
+        "str | HostPlacement",
+        Parameter(
+            about="What the host computes: experts, layers or attention.",
+            more="Of all layers or of the first ones: experts=36 (llama.cpp's --n-cpu-moe 36), layers=20, attention.",
+            default="",
+            metavar="PARTS",
+        ),
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class Unit(StrEnum):
@@ -32,6 +32,16 @@ class Resource(NamedTuple):
 
 
 MEMORY = Resource(Unit.MEMORY)
+_HOST: Final = "host"
+
+
+def of_host(resource: Resource) -> Resource:
+    """The resource of the host that is like `resource` of the device, such as "memory host" or "vector host fp32"."""
+    return (
+        resource
+        if resource.unit in (Unit.LINK, Unit.HOP)
+        else Resource(resource.unit, f"{_HOST} {resource.dtype}".rstrip())
+    )
 
 
 def matrix(dtype: str) -> Resource:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from functools import cached_property, reduce
 from math import inf
@@ -15,9 +15,9 @@ from .devices.hardware import Hardware
 from .forms import Feature, Form, Num, Stream, total
 from .graph import Block, Graph
 from .operators.base import Operator, Work
-from .operators.transfer import EXPOSED
+from .operators.transfer import EXPOSED, Transfer
 from .records import frozen
-from .resource import MEMORY, Resource, Unit, link, vector
+from .resource import MEMORY, Resource, Unit, link, of_host, vector
 from .workload import Workload
 
 
@@ -271,27 +271,34 @@ def pipelined_s(latency: Num, slowest: Num, parts: Num, *, autoregressive: bool)
     return np.maximum(latency, parts * slowest) if autoregressive else latency + (parts - 1) * slowest
 
 
-def plan(graph: Graph, hardware: Hardware) -> Plan:
-    """The plan of `graph` on `hardware`.
+def plan(graph: Graph, hardware: Hardware, host: Hardware | None = None) -> Plan:
+    """The plan of `graph` on `hardware`, and of launches that run there on its `host`.
 
     Raises InputError if the hardware has no unit for the data type of an operator.
     """
     planned_by_operator: dict[tuple[Operator, Stream], PlannedOperator] = {}  # many operators are equal
     planned = []
     for block, op in graph:
-        one = planned_by_operator.get((op, block.stream)) or _planned(op, block, hardware)
+        one = planned_by_operator.get((op, block.stream)) or (
+            _planned(op, block, host, of_host)
+            if host and op.on_host and not isinstance(op, Transfer)
+            else _planned(op, block, hardware)
+        )
         planned_by_operator[op, block.stream] = one
         planned.append(replace(one, operator=op, block=block))
     return Plan(tuple(planned))
 
 
-def _planned(op: Operator, block: Block, hardware: Hardware) -> PlannedOperator:
+def _planned(
+    op: Operator, block: Block, hardware: Hardware, named: Callable[[Resource], Resource] = lambda resource: resource
+) -> PlannedOperator:
+    """The operator on a device or on the host, whose resources are `named` apart."""
     work = op.work().on(block.stream)
     busy: dict[Resource, Form] = {}
     for resource, form in work.amounts:
         if form:
             supplied = hardware.supply(resource)
-            occupied = occupied_resource(supplied, busy)
+            occupied = occupied_resource(named(supplied), busy)
             busy[occupied] = busy.get(occupied, Form()) + form / hardware.limit(supplied)
     fetch = {resource: form / hardware.limit(resource) for resource, form in work.fetch_bytes}
     compute = hardware.supply(work.operand_unit)

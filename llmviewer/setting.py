@@ -34,11 +34,19 @@ from .precision import default_group
 from .records import frozen
 from .roofline import Plan, plan
 from .techniques import Run, Schedule, Technique, overrides, parse_techniques
+from .transforms.host import NOTHING_ON_HOST, HostPlacement, parse_host_placement
 from .transforms.offload import ON_DEVICE, Offload, parse_offload
 from .transforms.quantize import Quantization, parse_quantization
 from .workload import Workload
 
 _MOST_STEPS: Final = 1 << 24  # of a generation; arrays of their lengths take 128 MB
+
+
+class HostFields(TypedDict):
+    """Fields of a Setting on the host."""
+
+    host: Hardware | None
+    placement: HostPlacement
 
 
 class ChangedOptions(TypedDict, total=False):
@@ -66,6 +74,8 @@ class Setting:
     expert_skew: float = 0
     layout: Layout = ONE_DEVICE
     offload: Offload = ON_DEVICE
+    host: Hardware | None = None  # CPU that runs the launches that `placement` names
+    placement: HostPlacement = NOTHING_ON_HOST
     decodes_only: bool = False  # whether prefills run on other devices
     techniques: tuple[Technique, ...] = ()
     unnamed: Quantization | None = None  # the precision without a technique that sets one
@@ -113,6 +123,7 @@ class Setting:
             expert_skew=values["expert_skew"],
             layout=layout_of(values),
             offload=offload_of(values),
+            **host_of(values),
             techniques=techniques,
             unnamed=network.quantization if quant != values["quant"] else None,
             library=engine.library if engine else check_library(values["library"], profiles),
@@ -134,6 +145,9 @@ class Setting:
             "layout": str(self.layout) if self.layout.devices > 1 else "",
             "devices": self.layout.devices,
             "offload": str(self.offload),
+            "host": self.host.name if self.host else "",
+            "host_set": tuple(self.host.changes) if self.host else (),
+            "on_host": str(self.placement),
             "hardware_set": tuple(self.hardware.changes),
             "techniques": tuple(map(str, self.techniques)),
             "library": self.kernels.library if self.kernels else "",
@@ -146,6 +160,10 @@ class Setting:
 
         Raises InputError, with the reason, if a technique does not apply here or cannot be combined with another.
         """
+        if self.host and self.layout.devices > 1:
+            raise InputError("host: launches run on the host of one device; leave out parallelism")
+        if self.host and self.accounting is Accounting.SURVEY:
+            raise InputError("host: is not supported in survey accounting; use faithful")
         for one in self.techniques:
             others = [other for other in self.techniques if other is not one]
             if not self.model.generates and not one.one_pass and (one.separate_decode_graph or changes_passes([one])):
@@ -160,6 +178,11 @@ class Setting:
             if reason:
                 raise InputError(f"{one.name}: {reason}")
         return self
+
+    @property
+    def streams_prompts(self) -> bool:
+        """Whether weights of launches on the host are fetched for prompts, as the engine does."""
+        return self.host is not None and self.engine is not None and self.engine.name == "llama.cpp"
 
     @cached_property
     def lowering(self) -> Lowering:
@@ -246,8 +269,8 @@ class Setting:
         if self.why_bound_alone:
             return None
         if self.profiles:
-            return Kernels(self.hardware, self.library, self.profiles, engine=self.engine)
-        return _shipped(self.hardware, self.library, self.engine)
+            return Kernels(self.hardware, self.library, self.profiles, engine=self.engine, host=self.host)
+        return _shipped(self.hardware, self.library, self.engine, self.host)
 
     def prefill(self, workload: Workload) -> Workload:
         """The pass that processes the prompts, as changed by techniques."""
@@ -291,8 +314,9 @@ class Setting:
         same_scheme = Quantization(scheme=self.quantization.scheme, mixture=self.quantization.mixture)
         quantization = parse_quantization(quant).over(model.quantization) if quant else same_scheme
         helper_setting = replace(
-            self, model=model, quantization=quantization, offload=ON_DEVICE, techniques=(), mtp=False
-        )
+            self, model=model, quantization=quantization, offload=ON_DEVICE, host=None, placement=NOTHING_ON_HOST,
+            techniques=(), mtp=False,
+        )  # fmt: skip
         try:
             helper_setting.graph  # noqa: B018  # which lays it out
         except InputError as error:
@@ -308,7 +332,7 @@ class Setting:
 
     def planned(self, graph: Graph) -> Plan:
         """The plan of a lowered graph on the device."""
-        return plan(graph, self.linked)
+        return plan(graph, self.linked, self.host)
 
     def having(self, **options: Unpack[ChangedOptions]) -> Self:
         """The setting with other options, as users write them.
@@ -410,6 +434,25 @@ def offload_of(options: PassOptions) -> Offload:
     return replace(offload, synchronous=True) if synchronous else offload
 
 
+def host_of(options: PassOptions) -> HostFields:
+    """The host and what runs on it.
+
+    Raises InputError if one of both is missing, the host is no CPU, or an option does not parse.
+    """
+    placement = options["on_host"]
+    placement = parse_host_placement(placement) if isinstance(placement, str) else placement
+    if not options["host"]:
+        if placement != NOTHING_ON_HOST or options["host_set"]:
+            raise InputError("on_host and host_set need a host; name a CPU with host, such as ryzen-9-9950x")
+        return {"host": None, "placement": placement}
+    if placement == NOTHING_ON_HOST:
+        raise InputError("host needs on_host: what runs there, such as experts, experts=36, layers=20 or attention")
+    host = loaded(options["host"], options["host_set"])
+    if host.kind != "cpu":
+        raise InputError(f"host must be a CPU; got {host.name}, a {host.kind}")
+    return {"host": host, "placement": placement}
+
+
 def server_options(values: EngineOptions) -> ServerOptions:
     """Options with which the server of an engine starts.
 
@@ -463,9 +506,9 @@ def _with_mtp_layers(model: Model, techniques: Sequence[Technique]) -> Model:
 
 
 @lru_cache(maxsize=16)
-def _shipped(hardware: Hardware, library: str, engine: Engine | None) -> Kernels:
+def _shipped(hardware: Hardware, library: str, engine: Engine | None, host: Hardware | None) -> Kernels:
     """Kernels of the shipped profiles, shared between settings because they cache results."""
-    return Kernels(hardware, library, engine=engine)
+    return Kernels(hardware, library, engine=engine, host=host)
 
 
 def engine_on(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
+from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.expected import ExpectedPass
 from ..resource import Resource, Unit
@@ -101,6 +102,8 @@ class _Offers:
 
 def _cause(setting: Setting, estimate: Estimate, bound: str, share: float) -> tuple[str, Iterable[Change]]:
     """The cause of the bound for `share` of the time of a pass, and changes that may lower it."""
+    if setting.host and bound != "link":
+        return _sides(setting, setting.host, estimate), fewer_bytes(setting)
     if bound == "memory":
         return _traffic(setting, estimate, share), fewer_bytes(setting)
     if bound == "link":
@@ -126,7 +129,7 @@ def _further_remedies(base: Evaluation, bound: str, bound_times: Mapping[str, fl
             tried, last = "no narrower format helps", ["a device with more bandwidth"]
         *first, end = (*remedies, *last)
         return f"{tried}; {', '.join(first)}{' or ' * bool(first)}{end} would help{others}"
-    if setting.offload != ON_DEVICE:
+    if setting.offload != ON_DEVICE or setting.host:
         return "offloading less or a faster link would help"
     return "fewer ranks send less; links with more bandwidth or less latency send it faster"
 
@@ -170,6 +173,17 @@ def _fixed(fixes: MemoryFixes, phase: str, base: Evaluation) -> str:
     return f"; does not fit{tried}{lacks}"
 
 
+def _sides(setting: Setting, host: Hardware, estimate: Estimate) -> str:
+    """Shares of the time on the host, on the device and on the link between them."""
+    sides: dict[str, float] = {}
+    for row in estimate.rows:
+        on_link = row.limiting.unit is Unit.LINK
+        side = "the link between them" if on_link else host.name if row.operator.on_host else setting.hardware.name
+        sides[side] = sides.get(side, 0.0) + float(row.repeat * row.time_s)
+    shares = ", ".join(f"{name} {time_s / float(estimate.time_s):.0%}" for name, time_s in sides.items())
+    return f"{shares} of its time; memory bandwidth of {host.name} {si(host.bandwidth())}B/s"
+
+
 def _traffic(setting: Setting, estimate: Estimate, share: float) -> str:
     parts = {name: float(estimate.sum(f"{name}_bytes")) for name in ("weight", "activation", "kv")}
     named = {"weight": "weights", "activation": "activations", "kv": "KV cache"}
@@ -191,7 +205,7 @@ def _link_traffic(setting: Setting, estimate: Estimate, share: float) -> str:
             links[row.limiting] = links.get(row.limiting, 0.0) + float(row.repeat * row.time_s)
     slowest = max(links, key=links.__getitem__)
     sent = float(estimate.sum("link_bytes"))
-    others = setting.offload == ON_DEVICE or slowest.dtype.startswith("scale")
+    others = (setting.offload == ON_DEVICE and not setting.host) or slowest.dtype.startswith("scale")
     ends = "other devices" if others else "offloaded data"
     return (
         f"links to {ends} limit {share:.0%} of its time, mostly {slowest.dtype} "

@@ -361,7 +361,9 @@ def _conversions(setting: Setting) -> list[str]:
     """Matrix products whose weights are converted to another type before they are multiplied."""
     names_by_formats: dict[tuple[Format, str, Format], dict[str, None]] = {}
     for _, op in setting.graph:
-        if isinstance(op, Linear) and op.weight.format.compute != (dtype := op.work().operand_unit.dtype):
+        if not isinstance(op, Linear) or op.on_host:
+            continue
+        if op.weight.format.compute != (dtype := op.work().operand_unit.dtype):
             names_by_formats.setdefault((op.weight.format, dtype, op.inputs[0].format), {})[op.name] = None
     return [
         f"weights of {_first_names(list(names))} in {_format_text(weight)} are converted and multiplied in {dtype}: "
@@ -448,7 +450,7 @@ def _substitutions(setting: Setting) -> list[str]:
     hardware = setting.hardware
     for row in (*setting.plan.operators, *setting.decode_plan.operators):
         operand, compute = row.work.operand_unit, row.compute
-        if operand.unit is Unit.MATRIX and operand != compute:
+        if operand.unit is Unit.MATRIX and operand != compute and not row.operator.on_host:
             sentences[
                 f"{hardware.name} has no {operand.dtype} matrix units: {operand.dtype} matrix products are computed in "
                 f"{compute.dtype} on {compute.unit} units ({setting.linked.described(compute)})"

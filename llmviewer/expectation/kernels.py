@@ -22,11 +22,12 @@ from .engines import IDLE, Engine, Host
 from .expected import ExpectedLaunch, ExpectedPass, combined_launches
 from .families._family import Array
 from .launches import AMOUNTS, KernelSequence, LibraryKernel, launches
+from .launches._whole import ON_HOST
 from .profile import Profile
 from .sources import CALIBRATED, bound_only_label, stand_in_label
 from .times import KernelBounds, KernelTimes
 from .transfer import bound_only, stand_in_error
-from .whole_passes import EngineKernels, backend_of
+from .whole_passes import HOST_ENGINE, EngineKernels, backend_of
 
 # Of the bound, the least that is expected of kernels that were not measured themselves. Rows of the public tables that
 # the profiles of other devices expect within 10 % of their bounds took 1.05 (products) to 1.12 times as long (experts).
@@ -93,6 +94,7 @@ class Kernels(KernelTimes):
 
     library, profiles  as in Library
     engine             serving engine, which scales the times of kernels and adds host time to each pass
+    host               CPU that runs launches beside its own memory
     """
 
     def __init__(
@@ -101,9 +103,11 @@ class Kernels(KernelTimes):
         library: str = "",
         profiles: Sequence[Profile] = (),
         engine: Engine | None = None,
+        host: Hardware | None = None,
     ) -> None:
         super().__init__(hardware, library, profiles)
         self.host = engine.host if engine else IDLE
+        self.cpu = host
         self.factor = engine.kernels if engine else 1.0
         self._backend = _backend(engine, hardware)
         self.half = "bf16" if {matrix("bf16"), vector("bf16")} & hardware.rates.keys() else "fp16"
@@ -128,6 +132,10 @@ class Kernels(KernelTimes):
             cores=device.cores if device else np.nan,
             factor=self.factor, host=self.host, reason=self.reason,
         )  # fmt: skip
+
+    @property
+    def has_kernels(self) -> bool:
+        return isinstance(self._backend, EngineKernels) or super().has_kernels
 
     @property
     def is_unmeasured(self) -> bool:
@@ -181,9 +189,15 @@ class Kernels(KernelTimes):
         return [self._by_amounts(one) if one.kernel.family == AMOUNTS else next(rest) for one in kernels]
 
     def _by_amounts(self, kernel: KernelBounds) -> ExpectedLaunch | None:
-        if not isinstance(self._backend, EngineKernels) or not kernel.chosen.any():
+        if not kernel.chosen.any():
             return None
-        launch = self._backend.expect(kernel.kernel, self.hardware)
+        if kernel.kernel.implementation.library == ON_HOST:
+            assert self.cpu
+            launch = backend_of(HOST_ENGINE, self.cpu).expect(kernel.kernel, self.cpu)
+        elif isinstance(self._backend, EngineKernels):
+            launch = self._backend.expect(kernel.kernel, self.hardware)
+        else:
+            return None
         expected, low, high = (
             np.where(kernel.chosen, time_s, 0.0) for time_s in (launch.expected, launch.low, launch.high)
         )

@@ -55,12 +55,17 @@ class Library:
     @cached_property
     def device(self) -> Device | str:
         """Device of the kernel models, or the reason why there is none."""
-        if self.hardware.kind not in ("gpu", "") and not self.fits_on_device:
+        if self.hardware.kind not in ("gpu", "") and not self.has_kernels:
             return f"no kernel was measured on {self.hardware.name}, nor on a similar device"
         try:
             return device_of(self.hardware)
         except InputError as error:
             return str(error)
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether a kernel was measured on the device itself."""
+        return bool(self.fits_on_device)
 
     @property
     def library(self) -> str:

@@ -9,6 +9,9 @@ Sums of terms are linear in the factors, so a pass has the factors of its launch
 `few_rows` is for products of at most FEW_ROWS rows, which llama.cpp computes on vector units (mul_mat_vec_q). Factors
 that differ by architecture have the one of the device if its passes were measured, else that of its architecture, else
 that of the backend. Factors and errors are in profiles/engines/, as tests/oracle/make_engines.py fits them.
+
+CPUs of llama.cpp are backends too, by their number of memory channels. They also run the launches on the host beside a
+device, whatever engine that has; a crossing of activations between both sides takes a wait and its time over the link.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from math import inf
 from typing import Final
 
 import numpy as np
@@ -32,7 +36,7 @@ from ..transforms.quantize import Quantization, parse_quantization
 from .expected import ExpectedLaunch
 from .families._family import MICROSECOND, Array
 from .launches import LibraryKernel
-from .launches._whole import ATTENTION, OTHER, PRODUCT
+from .launches._whole import ATTENTION, CROSSING, OTHER, PRODUCT
 from .profile import FOLDER
 
 FEW_ROWS: Final = 8  # MMVQ_MAX_BATCH_SIZE of ggml/src/ggml-cuda/mmvq.cuh
@@ -40,6 +44,8 @@ COMMON: Final = ("launch_us", "weights", "cache", "moved", "few_rows", "half")  
 VARYING: Final = ("products", "attention")  # by architecture
 LEVELS: Final = ("device", "architecture", "backend")  # what the factors of a device come from, the nearest first
 PHASES: Final = ("few tokens", "prompts")  # passes of at most FEW_ROWS tokens, and of more
+HOST_ENGINE: Final = "llama.cpp"  # whose CPU kernels run beside any device
+_CHANNEL_BITS: Final = 64  # width of a memory channel
 _LATENCY: Final = 0.5  # share of launch_us from which a launch is in the latency regime
 
 
@@ -70,6 +76,9 @@ class EngineKernels:
     engine, title  its engine, and its own name, such as "CUDA"
     vendors        vendors of its devices
     hbm            whether only devices with stacked memory are its, or only others; None: all
+    kind           of its devices: "gpu" or "cpu"
+    channels       most memory channels of its devices
+    wait_us        of a crossing of activations between a device and such a CPU [us]
     activations    the 8-bit format to which it quantizes activations for products with narrow weights; "" if it does
                    not
     common         factors of COMMON
@@ -85,11 +94,16 @@ class EngineKernels:
     common: Mapping[str, float]
     varying: Mapping[str, Mapping[str, float]]
     errors: Mapping[tuple[str, str], tuple[float, float]]
+    kind: str = "gpu"
+    channels: float = inf
+    wait_us: float = 0.0
 
     def runs_on(self, hardware: Hardware) -> bool:
         """Whether the backend runs on a device."""
         other = self.hbm is not None and self.hbm != has_hbm(hardware)
-        return hardware.vendor in self.vendors and hardware.kind in ("gpu", "") and not other
+        channels = hardware.numbers.get("memory.bus_width", 0.0) / _CHANNEL_BITS
+        is_kind = (hardware.kind or "gpu") == self.kind and channels <= self.channels
+        return hardware.vendor in self.vendors and is_kind and not other
 
     def operands(self, quantization: Quantization, graph: Graph) -> Quantization:
         """A precision of a model with the activations of these kernels, unless it names others.
@@ -112,10 +126,13 @@ class EngineKernels:
     def expect(self, kernel: LibraryKernel, hardware: Hardware) -> ExpectedLaunch:
         """The expected time of one launch."""
         level, factors = self._factors(hardware)
-        parts = {
-            name: factors[name] * value
-            for name, value in terms(kernel, hardware, integers=bool(self.activations)).items()
-        }
+        if kernel.implementation.kernel == CROSSING:
+            parts = {"launch_us": self.wait_us * MICROSECOND + np.atleast_1d(kernel.shapes["link_s"])}
+        else:
+            parts = {
+                name: factors[name] * value
+                for name, value in terms(kernel, hardware, integers=bool(self.activations)).items()
+            }
         time_s: Array = sum(parts.values(), start=np.zeros(1))
         is_small = np.less_equal(kernel.shapes["tokens"], FEW_ROWS)
         low, high = (
@@ -166,10 +183,10 @@ def typical(engine: str, devices: Sequence[Hardware]) -> Hardware:
 @cache
 def backends(engine: str) -> tuple[EngineKernels, ...]:
     """The backends of an engine; none if its kernels are those of a library."""
-    path = FOLDER / "engines" / f"{engine}.yaml"
-    if not path.is_file():
-        return ()
-    return tuple(_backend(engine, part) for part in read_yaml(path).sections("backends"))
+    paths = (FOLDER / "engines" / f"{engine}{end}.yaml" for end in ("", "-cpu"))
+    return tuple(
+        _backend(engine, part) for path in paths if path.is_file() for part in read_yaml(path).sections("backends")
+    )
 
 
 def backend_of(engine: str, hardware: Hardware) -> EngineKernels:
@@ -182,7 +199,7 @@ def backend_of(engine: str, hardware: Hardware) -> EngineKernels:
         if one.runs_on(hardware):
             return one
     vendors = ", ".join(dict.fromkeys(vendor for one in candidates for vendor in one.vendors))
-    raise InputError(f"engine: {engine} was measured on GPUs of {vendors}; {hardware.name} is none")
+    raise InputError(f"engine: {engine} was measured on devices of {vendors}; {hardware.name} is none")
 
 
 def _backend(engine: str, part: Section) -> EngineKernels:
@@ -192,6 +209,9 @@ def _backend(engine: str, part: Section) -> EngineKernels:
         title=part.text("title"),
         vendors=part.texts("vendors"),
         hbm=part.flag("hbm", False) if "hbm" in part else None,
+        kind=part.text("kind", "gpu"),
+        channels=part.number("channels", inf),
+        wait_us=part.number("wait_us", 0.0),
         activations=part.text("activations", ""),
         common={name: part.number(name) for name in COMMON},
         varying={

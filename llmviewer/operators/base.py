@@ -175,6 +175,7 @@ class Operator:
     """A kernel launch that reads `inputs` and `weights` and writes `outputs`; intermediate results stay on the chip.
 
     transfers  bytes per link to and from offloaded parts of its tensors
+    on_host    whether the host runs it, beside its own memory
     kind       name of its OperatorKind (kinds.py), the key of reports and fitted models
     """
 
@@ -185,6 +186,7 @@ class Operator:
     outputs: tuple[Tensor, ...]
     weights: tuple[Weight, ...] = ()
     transfers: tuple[tuple[Resource, Form], ...] = ()
+    on_host: bool = False
 
     kind: str = ""
 

@@ -67,7 +67,11 @@ def launches(
         works = {place: LaunchWork.of_row(rows[place], workload, library=library, half=half) for place in places}
         sequences.extend(
             _of_block(
-                works, [] if library in (*UNMERGED_LIBRARIES, *WHOLE_PASS_LIBRARIES) else experts(works), known_launches
+                works,
+                []
+                if library in (*UNMERGED_LIBRARIES, *WHOLE_PASS_LIBRARIES)
+                else experts({place: work for place, work in works.items() if not work.op.on_host}),
+                known_launches,
             )
         )
     return tuple(sequences)
@@ -82,8 +86,9 @@ def _of_block(
     known_launches  launches of earlier blocks, reused for operators that are the same objects
     """
     by_amounts_only = any(work.library in WHOLE_PASS_LIBRARIES for work in works.values())
+    mergeable = {place: work for place, work in works.items() if not work.op.on_host}
     joined = {
-        place: members for members in (*fused, *(() if by_amounts_only else products(works))) for place in members
+        place: members for members in (*fused, *(() if by_amounts_only else products(mergeable))) for place in members
     }
     for place, work in works.items():
         members = joined.get(place, (place,))
@@ -127,7 +132,7 @@ def _launch(place: int, work: LaunchWork) -> KernelSequence:
         return KernelSequence(
             members=members, kernels=kernels, sending=sending(op), remark=remark, partial=bool(kernels and remark)
         )  # fmt: skip
-    if work.library in WHOLE_PASS_LIBRARIES:
+    if work.library in WHOLE_PASS_LIBRARIES or op.on_host:
         return by_amounts(place, work)
     if isinstance(op, FlashAttention):
         kernels = tuple(k for spans in work.groups for k in attention(op, work.part(spans), work))

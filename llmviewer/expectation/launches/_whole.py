@@ -11,6 +11,7 @@ from ...operators.attention import Attention
 from ...operators.base import Operator
 from ...operators.fused import Fused
 from ...operators.linear import Linear
+from ...operators.transfer import Transfer
 from ...precision import HALF
 from ..families import Implementation
 from ._kernel import KernelSequence, LibraryKernel
@@ -19,6 +20,8 @@ from ._work import LaunchWork
 WHOLE_PASS_LIBRARIES: Final = ("llama.cpp", "mlx")  # libraries of such engines
 AMOUNTS: Final = "amounts"  # the family of these kernels
 PRODUCT, HALF_PRODUCT, ATTENTION, OTHER = "product", "product of 16 bits", "attention", "other"
+CROSSING: Final = "crossing"  # of activations between device and host
+ON_HOST: Final = "host"  # library of launches on the host
 
 
 def by_amounts(place: int, work: LaunchWork) -> KernelSequence:
@@ -28,12 +31,15 @@ def by_amounts(place: int, work: LaunchWork) -> KernelSequence:
     ops                    OPs, of the unit and data type that `implementation.dtype` names
     rows                   rows of the activations that each weight is multiplied with
     tokens                 new tokens of the pass
+    link_s                 time over links at their full rate [s]
     """
     row, run_probability = work.row, work.run_probability
     weights: Num = row.weight_bytes / run_probability
     linear = _linear(work.op)
     kind, rows = OTHER, np.zeros(1)
-    if linear:
+    if isinstance(work.op, Transfer):
+        kind = CROSSING
+    elif linear:
         kind = PRODUCT if linear.weight.format.bits < HALF.bits else HALF_PRODUCT
         elements = np.maximum(weights * 8 / linear.weight.format.stored_bits, 1)
         rows = work.ops / (2 * elements)
@@ -44,10 +50,12 @@ def by_amounts(place: int, work: LaunchWork) -> KernelSequence:
         "cache": row.kv_bytes / run_probability,
         "moved": row.activation_bytes / run_probability,
         "ops": work.ops,
+        "link_s": row.time_s / run_probability if kind == CROSSING else np.zeros(1),
         "rows": rows,
         "tokens": sum((spans.batch * spans.q_len for spans in work.groups), start=np.zeros(1)),
     }
-    implementation = Implementation(library=work.library, dtype=row.operand_unit.dtype, kernel=kind)
+    library = ON_HOST if work.op.on_host else work.library
+    implementation = Implementation(library=library, dtype=row.operand_unit.dtype, kernel=kind)
     return KernelSequence(
         members=(place,), kernels=(LibraryKernel(family=AMOUNTS, implementation=implementation, shapes=shapes),)
     )

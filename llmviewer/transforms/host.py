@@ -1,0 +1,222 @@
+"""Placement of layers, experts or attention on the host, which computes them beside its own memory.
+
+A launch on the host reads its weights and its part of the KV cache from host memory, and runs on the host's units.
+Activations cross the host link wherever a launch reads what the other side wrote. Source: llama.cpp (`--n-cpu-moe`,
+`--n-gpu-layers`), ktransformers (arXiv:2501.12948 served with experts on the CPU), FastDecode (arXiv:2403.11421:
+attention on the CPU).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Final
+
+from ..devices.hardware import Hardware
+from ..errors import InputError
+from ..forms import Form, total
+from ..graph import Block, Graph, Transform
+from ..operators.attention import Attention
+from ..operators.base import RETAINED_ROLES, Operator, Role, Tensor, Weight
+from ..operators.elementwise import Combine, Permute
+from ..operators.linear import ExpertsLinear
+from ..operators.transfer import Transfer
+from ..records import frozen
+from ..resource import Resource, link
+from .offload import HOST
+
+_OUTWARD: Final = f"to {HOST}"  # the direction of the host link away from the device
+_ALL: Final = 1 << 30  # layers: more than any model has
+_MUST: Final = "must be layers, experts or attention, each alone or with a number of layers, such as experts=36"
+
+
+@frozen(kw_only=True)
+class HostPlacement:
+    """Numbers of layers, from the first, whose launches run on the host.
+
+    layers     whole layers
+    experts    routed experts alone
+    attention  attention and its KV cache alone
+    """
+
+    layers: int = 0
+    experts: int = 0
+    attention: int = 0
+
+    def __str__(self) -> str:
+        counts = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return ",".join(name if count >= _ALL else f"{name}={count}" for name, count in counts if count)
+
+    def linked(self, hardware: Hardware) -> Hardware:
+        """The device with the rates of the host link.
+
+        Raises InputError if its bandwidth is unknown.
+        """
+        if not str(self):
+            return hardware
+        bandwidth = hardware.fact(f"{HOST}.bandwidth")
+        return replace(hardware, rates={**hardware.rates, link(HOST): bandwidth, link(_OUTWARD): bandwidth})
+
+
+NOTHING_ON_HOST: Final = HostPlacement()
+
+
+def parse_host_placement(text: str) -> HostPlacement:
+    """The HostPlacement of a text such as "experts=36", "experts" (of all layers) or "layers=20,attention".
+
+    Raises InputError if it does not parse.
+    """
+    counts: dict[str, int] = {}
+    names = [f.name for f in fields(HostPlacement)]
+    for part in filter(None, text.replace(" ", ",").split(",")):
+        name, equals, number = part.partition("=")
+        if name not in names or name in counts or (equals and not number.isdecimal()) or len(number) > 9:
+            raise InputError(f"on_host {text!r}: {_MUST}; got {part!r}")
+        counts[name] = int(number) if equals else _ALL
+    return HostPlacement(**counts)
+
+
+def on_host(placement: HostPlacement, *, streams_weights: bool = False) -> Transform:
+    """A transform that runs launches on the host as `placement` says.
+
+    streams_weights  whether the device runs the products of this pass all the same, with weights that it fetches over
+                     the host link, as llama.cpp does for prompts
+
+    Raises InputError if the model has no experts or no attention to place.
+    """
+
+    def transform(graph: Graph) -> Graph:
+        for name, kind in (("experts", ExpertsLinear), ("attention", Attention)):
+            if getattr(placement, name) and not any(isinstance(op, kind) for _, op in graph):
+                raise InputError(f"on_host {str(placement)!r}: the model has no {name}; leave {name} out")
+        blocks = tuple(part for block in graph.blocks for part in _split(block, placement))
+        if streams_weights:
+            return Graph(tuple(_streamed(block, placement) for block in blocks))
+        return _with_boundary(Graph(tuple(_placed(block, placement) for block in blocks)), placement)
+
+    return transform
+
+
+def _split(block: Block, placement: HostPlacement) -> Iterator[Block]:
+    """Yields the parts of a block whose layers are placed alike."""
+    limits = sorted({placement.layers, placement.experts, placement.attention})
+    ends = [*limits, max((*block.layers, 0)) + 1]
+    start = -1
+    if not block.layers or not block.main:
+        yield block
+        return
+    for end in dict.fromkeys(ends):
+        layers = tuple(n for n in block.layers if start < n < end)
+        start = max(start, end - 1)
+        if layers == block.layers:
+            yield block
+        elif layers:
+            yield replace(block, name=f"{block.name} from {layers[0]}", layers=layers)
+
+
+def _placed(block: Block, placement: HostPlacement) -> Block:
+    """The block with launches of the host, and transfers before and after those within it."""
+    if not block.layers or not block.main:
+        return block
+    first = block.layers[0]
+    if first < placement.layers:
+        return block.map(_moved)
+    chosen = _chosen(block, experts=first < placement.experts, attention=first < placement.attention)
+    return replace(block, operators=tuple(_crossing(block, chosen))) if chosen else block
+
+
+def _streamed(block: Block, placement: HostPlacement) -> Block:
+    """The block with products on the device, whose weights it fetches, and attention on the host."""
+    if not block.layers or not block.main:
+        return block
+    first = block.layers[0]
+    is_whole = first < placement.layers
+    chosen = _chosen(block, experts=False, attention=is_whole or first < placement.attention)
+    experts = _chosen(block, experts=first < placement.experts, attention=False)
+    block = block.map(lambda op: _fetching(op) if op.name not in chosen and (is_whole or op.name in experts) else op)
+    return replace(block, operators=tuple(_crossing(block, chosen))) if chosen else block
+
+
+def _fetching(op: Operator) -> Operator:
+    """The operator with weights in host memory, which it fetches."""
+    size = total(w.nbytes for w in op.weights)
+    stored = op.with_weights(lambda w: replace(w, offloaded=1.0))
+    return replace(stored, transfers=((link(HOST), size),)) if size else op
+
+
+def _chosen(block: Block, *, experts: bool, attention: bool) -> frozenset[str]:
+    """Names of the operators of a block that run on the host."""
+    kinds = (*((ExpertsLinear, Permute) if experts else ()), *((Attention,) if attention else ()))
+    names = {op.name for op in block.operators if isinstance(op, kinds)}
+    made = {t.name for op in block.operators if op.name in names for t in op.outputs}
+    for op in block.operators:  # what runs between them, on their results alone
+        if op.inputs and not op.weights and all(t.name in made for t in op.inputs):
+            names.add(op.name)
+            made |= {t.name for t in op.outputs}
+    return frozenset(names)
+
+
+def _crossing(block: Block, chosen: frozenset[str]) -> Iterator[Operator]:
+    """Yields the operators with transfers of what one side reads and the other wrote."""
+    sides: dict[str, bool] = {}  # whether a tensor was written on the host
+    crossed: set[tuple[str, bool]] = set()
+    for op in block.operators:
+        here = op.name in chosen
+        arriving = []
+        for t in op.inputs:
+            is_cache = t.role in RETAINED_ROLES
+            written_here = sides.get(t.name, is_cache and here)
+            if written_here != here and (t.name, here) not in crossed:
+                crossed.add((t.name, here))
+                arriving.append(t)
+        size = _crossing_bytes(op, arriving)
+        if size:
+            yield _transfer(f"{op.name}_{'to' if here else 'from'}_host", size, outward=here)
+        yield _moved(op) if here else op
+        sides |= {t.name: here for t in op.outputs}
+
+
+def _crossing_bytes(op: Operator, tensors: list[Tensor]) -> Form:
+    """Bytes that cross the link for the inputs `tensors`. [B]
+
+    Rows of a cache are those of this pass. Experts read a token once, whose result can be summed before it returns.
+    """
+    size = Form()
+    for t in tensors:
+        if isinstance(op, Combine):
+            size = op.result.nbytes if t.role is Role.ACTIVATION else size
+        else:
+            size = size + (replace(t, rows=op.result.rows) if t.role in RETAINED_ROLES else t).nbytes
+    return size
+
+
+def _moved(op: Operator) -> Operator:
+    """The operator on the host, with its weights and cache in host memory."""
+
+    def weight(w: Weight) -> Weight:
+        return replace(w, offloaded=1.0)
+
+    def tensor(t: Tensor) -> Tensor:
+        return replace(t, offloaded=1.0) if t.role in RETAINED_ROLES else t
+
+    return replace(op.with_weights(weight).with_tensors(tensor), name=f"{op.name}@{HOST}", on_host=True)
+
+
+def _transfer(name: str, size: Form, *, outward: bool) -> Operator:
+    resource: Resource = link(_OUTWARD if outward else HOST)
+    return Transfer(name=name, inputs=(), outputs=(), transfers=((resource, size),), on_host=True)
+
+
+def _with_boundary(graph: Graph, placement: HostPlacement) -> Graph:
+    """The graph with the hidden states that go to the host before its first layer and come back after its last one."""
+    on_host = [block for block in graph.blocks if block.layers and block.main and block.layers[0] < placement.layers]
+    if not on_host:
+        return graph
+    hidden = next(t for t in on_host[0].operators[0].inputs if t.role is Role.ACTIVATION)
+    crossings = tuple(
+        _transfer(f"hidden_{way}_host", hidden.nbytes, outward=way == "to") for way in ("to", "from")
+    )  # fmt: skip
+    once = next(block for block in graph.blocks if not block.layers and block.main)
+    return graph.map_blocks(
+        lambda block: replace(block, operators=(*block.operators, *crossings)) if block is once else block
+    )

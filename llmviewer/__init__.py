@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .analyzing.one_kernel import KernelEstimate, kernel
     from .comparing.choice import Choice, choose
     from .comparing.comparison import Comparison, compare
+    from .comparing.host_split import HostSplit, split
     from .comparing.machine_fit import MachineFit, fit
     from .devices.files import hardware_names, load_hardware
     from .devices.hardware import Hardware
@@ -61,6 +62,8 @@ _HOME = {
     "choose": "comparing.choice",
     "Comparison": "comparing.comparison",
     "compare": "comparing.comparison",
+    "HostSplit": "comparing.host_split",
+    "split": "comparing.host_split",
     "MachineFit": "comparing.machine_fit",
     "fit": "comparing.machine_fit",
     "Disaggregated": "analyzing.disaggregation",
@@ -107,6 +110,7 @@ __all__ = [
     "Evaluation",
     "ExpertDisaggregation",
     "Hardware",
+    "HostSplit",
     "InputError",
     "KernelEstimate",
     "LoadCurve",
@@ -142,6 +146,7 @@ __all__ = [
     "model_names",
     "plan",
     "simulate",
+    "split",
     "sweep",
     "timeline",
 ]

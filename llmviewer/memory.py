@@ -24,7 +24,8 @@ _SEARCH_LIMIT = 1 << 40  # limit of the search for the largest batch or context:
 class Memory:
     """Bytes at the peak of a request, and the largest batch and context that fit.
 
-    host_bytes, storage_bytes  offloaded weights and cache
+    host_bytes, storage_bytes  weights and cache there, offloaded or of launches on the host
+    host_capacity_bytes        memory of the host, if one was given
     """
 
     weight_bytes: float
@@ -35,6 +36,7 @@ class Memory:
     max_context: int | None  # prompt and generated tokens at this batch; 0 and None as above
     host_bytes: float = 0.0
     storage_bytes: float = 0.0
+    host_capacity_bytes: float | None = None
 
     @property
     def total_bytes(self) -> float:
@@ -42,7 +44,12 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        return self.total_bytes <= self.capacity_bytes
+        return self.total_bytes <= self.capacity_bytes and self.fits_host
+
+    @property
+    def fits_host(self) -> bool:
+        """Whether the host has room for its part; true if no host was given."""
+        return self.host_capacity_bytes is None or self.host_bytes <= self.host_capacity_bytes
 
 
 def weight_bytes(graph: Graph) -> float:
@@ -225,10 +232,20 @@ def _where(first: Num, ours: tuple[Num, Num, Num], others: tuple[Num, Num, Num])
     return weights, cache, live
 
 
-def memory(footprint: Footprint, capacity: float, *, batch: int, prompt: int, gen: int, images: int = 0) -> Memory:
+def memory(
+    footprint: Footprint,
+    capacity: float,
+    *,
+    batch: int,
+    prompt: int,
+    gen: int,
+    images: int = 0,
+    host_capacity: float | None = None,
+) -> Memory:
     """The peak of a request of `batch` sequences, and the largest batch and context within `capacity`. [B]
 
-    images  images per prompt
+    images         images per prompt
+    host_capacity  memory of the host; None: of any size
     """
     longest = _largest(lambda n: footprint.total_bytes(batch=batch, prompt=n, gen=gen, images=images) <= capacity)
     weights, cache, live = footprint.parts(batch=batch, prompt=prompt, gen=gen, images=images)
@@ -241,6 +258,7 @@ def memory(footprint: Footprint, capacity: float, *, batch: int, prompt: int, ge
         max_context=longest + gen if longest else longest,
         host_bytes=float(footprint.offloaded_bytes(HOST, batch=batch, prompt=prompt, gen=gen, images=images)),
         storage_bytes=float(footprint.offloaded_bytes(STORAGE, batch=batch, prompt=prompt, gen=gen, images=images)),
+        host_capacity_bytes=host_capacity,
     )
 
 

@@ -382,7 +382,30 @@ class AccountingOptions(TypedDict, total=False):
     ]
 
 
-class PassOptions(AccountingOptions, total=False):
+class HostOptions(TypedDict, total=False):
+    """The CPU that computes beside a device."""
+
+    host: Annotated[
+        "str | Hardware",
+        Parameter(
+            about="CPU that computes beside its own memory what --on-host names.",
+            more="A name that `llmviewer hardware` lists or a YAML file.",
+            default="",
+            metavar="CPU",
+        ),
+    ]
+    host_set: Annotated[
+        Sequence[str],
+        Parameter(
+            about="What-if: changes a number of the host, such as memory.bandwidth=96GB/s or memory.capacity=64GiB.",
+            more="May be repeated.",
+            default=(),
+            metavar="KEY=VALUE",
+        ),
+    ]
+
+
+class PassOptions(AccountingOptions, HostOptions, total=False):
     """Work of a pass besides that of its layers, offloading, and accounting."""
 
     mtp: Annotated[
@@ -407,24 +430,6 @@ class PassOptions(AccountingOptions, total=False):
     ]
     offload_sync: Annotated[
         bool, Parameter(about="Do not overlap fetches of offloaded data with computation.", default=False)
-    ]
-    host: Annotated[
-        "str | Hardware",
-        Parameter(
-            about="CPU that computes beside its own memory what --on-host names.",
-            more="A name that `llmviewer hardware` lists or a YAML file.",
-            default="",
-            metavar="CPU",
-        ),
-    ]
-    host_set: Annotated[
-        Sequence[str],
-        Parameter(
-            about="What-if: changes a number of the host, such as memory.bandwidth=96GB/s or memory.capacity=64GiB.",
-            more="May be repeated.",
-            default=(),
-            metavar="KEY=VALUE",
-        ),
     ]
     on_host: Annotated[
         "str | HostPlacement",
@@ -457,6 +462,10 @@ class SettingOptions(ServedOptions, PassOptions, total=False):
 
 class DisaggregatedOptions(SideOptions, BoundOptions, PassOptions, total=False):
     """Options that prefill and decode devices share."""
+
+
+class SplitOptions(SideOptions, BoundOptions, HostOptions, total=False):
+    """Options of a model that is split between a device and its host."""
 
 
 class MachineOptions(HardwareOptions, EngineOptions, total=False):

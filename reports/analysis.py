@@ -174,7 +174,8 @@ def memory_lines(analysis: Analysis) -> list[Line]:
 def _offloaded_bytes(analysis: Analysis) -> tuple[tuple[str, float], ...]:
     """Data outside the device's memory. [B]"""
     memory = analysis.memory
-    return (("in host memory", memory.host_bytes), ("on storage", memory.storage_bytes))
+    host = "" if memory.host_capacity_bytes is None else f"of {si(memory.host_capacity_bytes)}B "
+    return ((f"{host}in host memory", memory.host_bytes), ("on storage", memory.storage_bytes))
 
 
 def _largest(analysis: Analysis) -> str:

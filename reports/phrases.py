@@ -81,7 +81,11 @@ def memory_verdict(analysis: Analysis) -> str:
     """Such as "14.8 GB of 51.5 GB, 36.8 GB free"."""
     memory = analysis.memory
     margin, word = memory_margin(memory)
-    return f"{si(memory.total_bytes)}B of {si(memory.capacity_bytes)}B{per_device(analysis)}, {si(margin)}B {word}"
+    missing = memory.host_bytes - memory.host_capacity_bytes if memory.host_capacity_bytes is not None else 0.0
+    host = f"; the host lacks {si(missing)}B" if missing > 0 else ""
+    return (
+        f"{si(memory.total_bytes)}B of {si(memory.capacity_bytes)}B{per_device(analysis)}, {si(margin)}B {word}{host}"
+    )
 
 
 def memory_fix(analysis: Analysis) -> str:

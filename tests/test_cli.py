@@ -179,7 +179,7 @@ def test_models_are_listed_as_they_were_published_within_80_columns(capsys):
 def test_devices_are_listed_within_80_columns(capsys):
     _, out, _ = run(capsys, "hardware")
     assert max(map(len, out.splitlines())) <= 80
-    assert "vr200                   300 GB 22.0 TB/s 4.00 P 17.5 P  250 T 35.0 P  130 T" in out.splitlines()
+    assert "vr200                    300 GB 22.0 TB/s 4.00 P 17.5 P  250 T 35.0 P  130 T" in out.splitlines()
 
 
 def test_hardware_shows_every_number_with_its_source(capsys):

@@ -12,6 +12,7 @@ RESULTS = {
     "plan": lambda: llmviewer.plan("gpt2", rate=1, hardware=["t4"], max_devices=1),
     "advice": lambda: llmviewer.advise("gpt2", "t4"),
     "comparison": lambda: llmviewer.compare("gpt2", ["t4", "l4"]),
+    "split": lambda: llmviewer.split("gpt2", "t4", host="ryzen-9-7950x"),
     "fit": lambda: llmviewer.fit("t4", models=["qwen3-0.6b"]),
     "choice": lambda: llmviewer.choose("gpt2", hardware=["t4", "l4"]),
 }

@@ -148,11 +148,11 @@ def _chosen(block: Block, *, experts: bool, attention: bool) -> frozenset[str]:
     """Names of the operators of a block that run on the host."""
     kinds = (*((ExpertsLinear, Permute) if experts else ()), *((Attention,) if attention else ()))
     names = {op.name for op in block.operators if isinstance(op, kinds)}
-    made = {t.name for op in block.operators if op.name in names for t in op.outputs}
+    host_tensors = {t.name for op in block.operators if op.name in names for t in op.outputs}
     for op in block.operators:  # what runs between them, on their results alone
-        if op.inputs and not op.weights and all(t.name in made for t in op.inputs):
+        if op.inputs and not op.weights and all(t.name in host_tensors for t in op.inputs):
             names.add(op.name)
-            made |= {t.name for t in op.outputs}
+            host_tensors |= {t.name for t in op.outputs}
     return frozenset(names)
 
 
@@ -161,19 +161,19 @@ def _crossing(block: Block, chosen: frozenset[str]) -> Iterator[Operator]:
     sides: dict[str, bool] = {}  # whether a tensor was written on the host
     crossed: set[tuple[str, bool]] = set()
     for op in block.operators:
-        here = op.name in chosen
+        op_on_host = op.name in chosen
         arriving = []
         for t in op.inputs:
             is_cache = t.role in RETAINED_ROLES
-            written_here = sides.get(t.name, is_cache and here)
-            if written_here != here and (t.name, here) not in crossed:
-                crossed.add((t.name, here))
+            written_on_host = sides.get(t.name, is_cache and op_on_host)
+            if written_on_host != op_on_host and (t.name, op_on_host) not in crossed:
+                crossed.add((t.name, op_on_host))
                 arriving.append(t)
         size = _crossing_bytes(op, arriving)
         if size:
-            yield _transfer(f"{op.name}_{'to' if here else 'from'}_host", size, outward=here)
-        yield _moved(op) if here else op
-        sides |= {t.name: here for t in op.outputs}
+            yield _transfer(f"{op.name}_{'to' if op_on_host else 'from'}_host", size, outward=op_on_host)
+        yield _moved(op) if op_on_host else op
+        sides |= {t.name: op_on_host for t in op.outputs}
 
 
 def _crossing_bytes(op: Operator, tensors: list[Tensor]) -> Form:

@@ -23,6 +23,7 @@ from ..request import Request
 from ..roofline import Estimate, OperatorEstimate, Plan
 from ..setting import Setting, changes_passes
 from ..techniques import Run, Schedule
+from ..transforms.offload import HOST
 from ..workload import Workload
 
 ZERO_INTERVAL: Final = Interval(expected=0.0, low=0.0, high=0.0)
@@ -349,13 +350,21 @@ class Evaluation:
 
     @property
     def fits(self) -> Any:
-        """Whether the peak is within the capacity."""
-        return np.less_equal(self.memory_bytes, self.setting.hardware.capacity)[()]
+        """Whether the peaks of the device and, if one was given, of its host are within their capacities."""
+        fits = np.less_equal(self.memory_bytes, self.setting.hardware.capacity)
+        host = self.setting.host
+        if host:
+            fits &= np.less_equal(self.setting.footprint.offloaded_bytes(HOST, **self._longest), host.capacity)
+        return fits[()]
 
     @cached_property
     def memory(self) -> Memory:
         """Peak memory by kind, and the largest batch and context that fit, of a single batch."""
-        return memory(self.setting.footprint, self.setting.hardware.capacity, **self._longest)
+        host = self.setting.host
+        host_capacity = host.capacity if host else None
+        return memory(
+            self.setting.footprint, self.setting.hardware.capacity, host_capacity=host_capacity, **self._longest
+        )
 
     def amount(self, name: str) -> float:
         """OPs or bytes of all passes of a single batch, on one device of each stage."""

@@ -2,8 +2,8 @@
 marked as fitted; --check compares, --held-out prints the passes of other CPUs, which were not fitted.
 
 Launches on the device of a pass have their expected time. A CPU's `weights` differ by its number of memory channels; a
-launch, a crossing, arithmetic of few rows and the cache have one factor for all CPUs. Least squares of the logarithms of
-measured over expected times, with a prior that counts as a tenth of a row for each factor.
+launch, a crossing, arithmetic of few rows and the cache have one factor for all CPUs. Least squares of the logarithms
+of measured over expected times, with a prior that counts as a tenth of a row for each factor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import numpy as np
 import yaml
 from scipy.optimize import least_squares
 
-from llmviewer.devices.files import load_hardware
 from llmviewer.devices.hardware import Hardware
 from llmviewer.expectation.launches import launches
 from llmviewer.expectation.launches._whole import CROSSING, ON_HOST
@@ -180,8 +179,10 @@ def main() -> None:
         passes = measured()
         factors = fit([one for one in passes if one.fitted])
         for one in passes:
-            print(f"{'fitted' if one.fitted else 'held out':9}{1 / one.time_s:7.2f} tokens/s, expected "
-                  f"{1 / one.expected_s(factors):7.2f} ({one.time_s / one.expected_s(factors):.2f}) {one.host} {one.text}")
+            print(
+                f"{'fitted' if one.fitted else 'held out':9}{1 / one.time_s:7.2f} tokens/s, expected "
+                f"{1 / one.expected_s(factors):7.2f} ({one.time_s / one.expected_s(factors):.2f}) {one.host} {one.text}"
+            )
         print(factors)
     elif "--check" not in sys.argv:
         PROFILE.write_text(text)

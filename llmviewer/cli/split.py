@@ -1,0 +1,38 @@
+"""`llmviewer split`: a model between a device and its host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..options import SplitOptions
+from . import inputs
+from . import options as shared
+
+
+@click.command()
+@click.argument("model")
+@click.argument("hardware")
+@shared.choice(
+    "--part",
+    choices=("experts", "layers", "attention"),
+    help_text="What the host computes of its layers. Default: experts if the model has some, else whole layers.",
+)
+@shared.number("--batch", "Sequences per batch.", default=1)
+@shared.number("--prompt", "Prompt tokens per sequence.", default=1024)
+@shared.number("--gen", "Generated tokens per sequence.", default=128)
+@inputs.declared_options(SplitOptions)
+@shared.report_options
+def split(*, options: SplitOptions, part: str | None, form: str | None, output: Path | None, **question: Any) -> None:
+    """Find how much of MODEL to run on the CPU beside HARDWARE.
+
+    Speed, memory of both sides and bottleneck by the number of layers whose experts, attention or all of which the CPU
+    of --host computes beside its own memory, as llama.cpp's --n-cpu-moe and --n-gpu-layers do.
+    """
+    shared.check_output(form, output)
+    from ..comparing.host_split import split as run
+    from ..reports.host_split import REPORT
+
+    shared.emit_report(REPORT, run(part=part or "", **question, **options), form, output)

@@ -1,0 +1,190 @@
+"""split(): a model on a device and its host, by the number of layers that the host computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import field, replace
+from typing import Any, ClassVar, Final, NamedTuple, Unpack
+
+from .. import __version__, arguments
+from ..analyzing.facts import describe_hardware, describe_model, plain
+from ..devices.hardware import Hardware
+from ..errors import InputError
+from ..model import Model
+from ..operators.linear import ExpertsLinear
+from ..options import SplitOptions, document_options
+from ..records import frozen
+from ..request import Request
+from ..resource import Unit
+from ..rows import Rows
+from ..setting import Setting
+from ..transforms.host import HostPlacement
+from ..variants.evaluation import Evaluation
+
+SCHEMA_VERSION: Final = 1  # of to_dict()
+PARTS: Final = ("experts", "layers", "attention")
+_MAX_POINTS: Final = 13  # numbers of layers that are shown
+
+
+class Sides(NamedTuple):
+    """Time of a decode step at the bound by where it is spent. [s]"""
+
+    device: float
+    host: float
+    link: float
+
+
+@frozen(kw_only=True)
+class SplitPoint:
+    """A number of layers whose part the host computes, 0 for none."""
+
+    layers: int
+    evaluation: Evaluation = field(repr=False)
+
+    @property
+    def on_host(self) -> str:
+        """The placement as --on-host takes it; "" for none."""
+        return str(self.evaluation.setting.placement)
+
+    @property
+    def fits(self) -> bool:
+        return bool(self.evaluation.fits)
+
+    @property
+    def device_bytes(self) -> float:
+        return float(self.evaluation.memory_bytes)
+
+    @property
+    def host_bytes(self) -> float:
+        return self.evaluation.memory.host_bytes
+
+    @property
+    def tpot_s(self) -> float:
+        """Expected time per output token; the bound if only that is known. [s]"""
+        return float(self.evaluation.likely.tpot_s)
+
+    @property
+    def sides(self) -> Sides:
+        """Time of the decode step on each side."""
+        device = host = link = 0.0
+        for row in self.evaluation.estimate("decode").rows:
+            time_s = float(row.repeat * row.time_s)
+            if row.limiting.unit is Unit.LINK:
+                link += time_s
+            elif row.operator.on_host:
+                host += time_s
+            else:
+                device += time_s
+        return Sides(device, host, link)
+
+
+@frozen(kw_only=True, repr=False)
+class HostSplit(Rows):
+    """The result of split().
+
+    part    what the host computes of its layers: "experts", "layers" or "attention"
+    points  by the number of layers, fewest first
+    """
+
+    report: ClassVar = "host_split"
+
+    model: Model
+    hardware: Hardware
+    host: Hardware
+    request: Request
+    part: str
+    points: tuple[SplitPoint, ...] = field(repr=False)
+
+    @property
+    def best(self) -> SplitPoint | None:
+        """The fastest split that fits; None if none does."""
+        return min((one for one in self.points if one.fits), key=lambda one: one.tpot_s, default=None)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A row for each number of layers, in SI units."""
+        for one in self.points:
+            bounds, expected = one.evaluation.bounds, one.evaluation.expected
+            yield {
+                "on_host": one.on_host,
+                "layers": one.layers,
+                "fits": one.fits,
+                "device_bytes": one.device_bytes,
+                "host_bytes": one.host_bytes,
+                "ttft_s": float(bounds.ttft_s),
+                "tpot_s": float(bounds.tpot_s),
+                "expected_ttft_s": float(expected.ttft_s) if expected else None,
+                "expected_tpot_s": float(expected.tpot_s) if expected else None,
+                **{f"{side}_s": time_s for side, time_s in one.sides._asdict().items()},
+            }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document."""
+        return plain({
+            "schema_version": SCHEMA_VERSION,
+            "llmviewer_version": __version__,
+            "model": describe_model(self.model),
+            "hardware": describe_hardware(self.hardware),
+            "host": describe_hardware(self.host),
+            "inputs": {**self.request.inputs(), **self.points[0].evaluation.setting.inputs(), "part": self.part},
+            "best": self.best.on_host if self.best else None,
+            "points": list(self.rows()),
+        })  # fmt: skip
+
+
+@document_options(SplitOptions)
+def split(
+    model: str | Model,
+    hardware: str | Hardware,
+    *,
+    part: str = "",
+    batch: int = 1,
+    prompt: int = 1024,
+    gen: int = 128,
+    **options: Unpack[SplitOptions],
+) -> HostSplit:
+    """Speeds and memory of `model` on `hardware` and `host`, by the number of layers of which the host computes a part.
+
+    part                what the host computes: "experts" (default if the model has some), "layers" or "attention"
+    batch, prompt, gen  sequences, prompt tokens and generated tokens of each
+
+    Raises InputError if an argument is invalid.
+    """
+    if not options.get("host"):
+        raise InputError("host must be given: a CPU such as ryzen-9-9950x, or a file of one")
+    if part and part not in PARTS:
+        raise InputError(f"part must be one of {', '.join(PARTS)}; got {part!r}")
+    arguments.check_options(options, SplitOptions)
+    first = Setting.of(model, hardware, **options, on_host="layers=1")
+    if not first.model.generates:
+        raise InputError(f"{first.model.name} does not generate: it has no decode steps to split")
+    has_experts = any(isinstance(op, ExpertsLinear) for _, op in first.model.graph)
+    part = part or ("experts" if has_experts else "layers")
+    request = Request(batch=batch, prompt=prompt, gen=gen).of_model(first.model)
+
+    def point(layers: int) -> SplitPoint:
+        placed = replace(first, placement=HostPlacement(**{part: layers}))
+        return SplitPoint(layers=layers, evaluation=Evaluation.of(placed.agreed(), request))
+
+    count = first.model.graph.layers
+    least = _least_that_fits(point, count)
+    layer_counts = {round(count * step / (_MAX_POINTS - 2)) for step in range(_MAX_POINTS - 1)} | {min(least, count)}
+    points = tuple(map(point, sorted(layer_counts)))
+    for one in points:
+        one.evaluation.expect_all()
+    assert first.host
+    return HostSplit(
+        model=first.model, hardware=first.hardware, host=first.host, request=request, part=part, points=points
+    )
+
+
+def _least_that_fits(point: Any, count: int) -> int:
+    """The least number of layers with which the device has room; `count` + 1 if there is none."""
+    low, high = 0, count + 1
+    while low < high:
+        middle = (low + high) // 2
+        evaluation = point(middle).evaluation if middle <= count else None
+        if evaluation is None or evaluation.memory_bytes <= evaluation.setting.hardware.capacity:
+            high = middle
+        else:
+            low = middle + 1
+    return low

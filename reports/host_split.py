@@ -1,0 +1,132 @@
+"""The report on a model that is split between a device and its host."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from llmviewer.comparing.host_split import HostSplit, SplitPoint
+from llmviewer.units import si
+
+from .parts import Card, Command
+from .report import Report
+from .tables import DASH, Item, Table, number_item, time_item
+
+
+def title(result: HostSplit) -> str:
+    """Model, device and host."""
+    return f"{result.model.title} on {result.hardware.title} and {result.host.title}"
+
+
+def headline(result: HostSplit) -> str:
+    """The best split with its speed, or that none fits."""
+    request = result.request
+    subject = f"batch {request.batch}, prompt {request.prompt}, {request.gen} generated"
+    best = result.best
+    if best is None:
+        return f"{title(result)}: {subject}. Does not fit with any number of layers on the host."
+    where = f"--on-host {best.on_host}" if best.layers else "all of it on the device"
+    return (
+        f"{title(result)}: {subject}. Fastest that fits: {where}, {_rate(best)}, "
+        f"{si(best.device_bytes)}B of {si(result.hardware.capacity)}B on the device, {si(best.host_bytes)}B of "
+        f"{si(result.host.capacity)}B on the host."
+    )
+
+
+def _rate(point: SplitPoint) -> str:
+    bound = 1 / float(point.evaluation.bounds.tpot_s)
+    expected = f", expected {1 / point.tpot_s:.3g}" if point.evaluation.expected else ""
+    return f"<= {bound:.3g} tokens/s per sequence{expected}"
+
+
+def tables(result: HostSplit) -> list[Table]:
+    """A row for each number of layers."""
+    return [
+        Table(
+            title="",
+            about=f"Layers: the first ones, whose {_words(result.part)} the host computes. Both sides wait for each "
+            "other: TPOT is their sum. Host and link time: shares of a decode step at the bound.",
+            head=("layers", "fits", "device", "host", "TTFT >=", "expected", "TPOT >=", "expected", "tokens/s",
+                  "host time", "link time"),
+            words=("fits",),
+            body=tuple(_row(one) for one in result.points),
+        )
+    ]  # fmt: skip
+
+
+def _words(part: str) -> str:
+    return {"layers": "all launches"}.get(part, part)
+
+
+def _row(one: SplitPoint) -> tuple[Item, ...]:
+    bounds, expected = one.evaluation.bounds, one.evaluation.expected
+    sides = one.sides
+    step_s = sum(sides)
+    return (
+        Item(text=str(one.layers), key=one.layers),
+        Item(text="yes" if one.fits else "no", alarm=not one.fits),
+        Item(text=f"{si(one.device_bytes)}B", key=one.device_bytes),
+        Item(text=f"{si(one.host_bytes)}B", key=one.host_bytes),
+        time_item(float(bounds.ttft_s)),
+        time_item(float(expected.ttft_s)) if expected else DASH,
+        time_item(float(bounds.tpot_s)),
+        time_item(one.tpot_s) if expected else DASH,
+        number_item(1 / one.tpot_s),
+        Item(text=f"{sides.host / step_s:.0%}", key=sides.host / step_s),
+        Item(text=f"{sides.link / step_s:.0%}", key=sides.link / step_s),
+    )
+
+
+def remarks(result: HostSplit) -> list[str]:
+    """Gain of more device memory, and the treatment of prompts."""
+    sentences = []
+    best, faster = result.best, [one for one in result.points if not one.fits]
+    if best and best.layers and faster:
+        other = max((one for one in faster if one.layers < best.layers), key=lambda one: one.layers, default=None)
+        if other:
+            room = other.device_bytes - best.device_bytes
+            gain = best.tpot_s / other.tpot_s
+            sentences.append(
+                f"{si(room)}B more device memory would hold the {result.part} of {best.layers - other.layers} more "
+                f"layers: {gain:.3g}x decode speed."
+            )
+    if any(one.evaluation.setting.streams_prompts for one in result.points):
+        sentences.append(
+            "Prompts: llama.cpp copies weights of products to the device from 32 tokens on; TTFT is counted so."
+        )
+    return sentences
+
+
+def basis(result: HostSplit) -> str:
+    """The two numbers."""
+    expected = result.points[0].evaluation.expected
+    return "Bounds: no kernels on both sides are faster." + (
+        " Expected: passes that users of llama.cpp measured on such CPUs." if expected else ""
+    )
+
+
+def _cards(result: HostSplit) -> list[Card]:
+    best = result.best
+    if best is None:
+        return [Card(label="memory", value="does not fit", about="with any number of layers on the host", alarm=True)]
+    return [
+        Card(label="on the host", value=best.on_host or "nothing", about=f"{si(best.host_bytes)}B there"),
+        Card(label="tokens per second", value=f"{1 / best.tpot_s:.3g}", about="of each sequence"),
+    ]
+
+
+def _more(result: HostSplit) -> list[Command]:
+    best = result.best
+    if best is None or not best.layers:
+        return []
+    setting = best.evaluation.setting
+    precision, published = str(setting.quantization), str(setting.model.quantization)
+    quant = ("--quant", precision) if precision != published else ()
+    engine = ("--engine", setting.engine.name) if setting.engine else ()
+    where = ("--host", result.host.name, "--on-host", best.on_host)
+    words = ("llmviewer", "analyze", result.model.name, result.hardware.name, *quant, *engine, *where)
+    return [Command(purpose="The fastest split in detail:", words=words)]
+
+
+REPORT: Final = Report[HostSplit](
+    name="split", title=title, headline=headline, tables=tables, remarks=remarks, basis=basis, cards=_cards, more=_more
+)

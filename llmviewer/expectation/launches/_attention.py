@@ -22,19 +22,20 @@ from ._work import LaunchWork
 _MIN_PROMPT_QUERIES: Final = 128  # queries of a sequence in the shortest measured prompts
 
 
-def attention(op: FlashAttention, alike: Workload, work: LaunchWork) -> Iterator[LibraryKernel]:
+def attention(op: FlashAttention, alike: Workload, work: LaunchWork, sharing: Num = 1) -> Iterator[LibraryKernel]:
     """Yields a prefill and a decode kernel for a group of equal sequences; the workload decides which of them runs.
 
     A few new tokens, as in the verification of a draft, may run as further heads of a single token in the decode
     kernel, which splits a long cache among cores. With latent attention they may also run one by one, and take at most
     as long as the shortest measured prompt. A prefix that sequences share and read once is a launch of its own, whose
     single token has the heads of all of them (cascade attention, arXiv:2402.05099).
+
+    sharing  sequences whose queries are heads of one
     """
     (spans,) = alike.groups
     if spans.prefixes and isinstance(op.heads.mask, Causal) and np.all(np.less_equal(spans.q_len, 1)):
         for segment, sharing in _segments(spans, op.heads.mask.window):
-            heads = replace(op.heads, num_heads=op.heads.num_heads * sharing)
-            yield from attention(replace(op, heads=heads), Workload((segment,)), work)
+            yield from attention(op, Workload((segment,)), work, sharing)
         return
     heads, mask, cache = op.heads, op.heads.mask, op.inputs[1].format
     batch, queries, keys, causal = _measured_terms(mask, alike)
@@ -43,7 +44,7 @@ def attention(op: FlashAttention, alike: Workload, work: LaunchWork) -> Iterator
         "batch": batch,
         "q_len": queries,
         "kv_len": keys,
-        "q_heads": heads.num_heads,
+        "q_heads": heads.num_heads * sharing,
         "kv_heads": heads.num_kv_heads,
         "head_dim": heads.head_dim,
         "v_head_dim": heads.out_dim,
@@ -68,7 +69,7 @@ def attention(op: FlashAttention, alike: Workload, work: LaunchWork) -> Iterator
     prompts = Implementation(library=work.library, dtype=narrow, kv_dtype=stored, kernel=kind)
     alternative, is_prompt = None, ~is_single_query
     if causal and kind != "mla_unabsorbed":
-        side = {**shapes, "q_heads": heads.num_heads * np.maximum(queries, 1)}
+        side = {**shapes, "q_heads": shapes["q_heads"] * np.maximum(queries, 1)}
         is_few_queries = ~is_single_query & np.less(queries, _MIN_PROMPT_QUERIES)
         alternative = LibraryKernel(family="attention_decode", implementation=single, shapes=side, where=is_few_queries)
         if absorbed:

@@ -285,10 +285,10 @@ def time_cards(analysis: Analysis) -> list[Card]:
     ttft, tpot = (expectation(generation, quantity) for quantity in ("ttft", "tpot"))
     prompts = f"prefill of {request.batch} × {request.prompt}"
     return [
-        _time("time to first token", generation.ttft_s, ttft, about=prompts, bound=bounds["prefill"]),
-        _time("time per output token", generation.tpot_s, tpot, about=steps, bound=bounds.get("decode", "")),
+        _time("TTFT", generation.ttft_s, ttft, about=prompts, bound=bounds["prefill"]),
+        _time("TPOT", generation.tpot_s, tpot, about=steps, bound=bounds.get("decode", "")),
         _throughput(*throughput, about="generated, of all sequences"),
-        _time("latency", *latency, about=f"until token {request.gen}"),
+        _time("E2E latency", *latency, about=f"until token {request.gen}"),
     ]
 
 
@@ -299,7 +299,7 @@ def _time(label: str, time_s: float | None, expected: str, *, about: str, bound:
 
 
 def _throughput(value: str, expected: str, *, about: str) -> Card:
-    return Card(label="tokens per second", value=value, about=about, sign=_LESS_EQUAL, expected=expected)
+    return Card(label="tokens/s", value=value, about=about, sign=_LESS_EQUAL, expected=expected)
 
 
 def effect_cards(analysis: Analysis) -> list[Card]:

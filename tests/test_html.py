@@ -87,21 +87,21 @@ def test_the_page_says_what_was_asked_and_what_came_out(analysis, page):
     assert "Llama 2 7B on NVIDIA RTX A6000" in words
     assert "batch 1, prompt 2048, 128 generated, fp16 as published, flash attention" in words
     at = [words.index(label) for label in (
-        "time to first token", "time per output token", "tokens per second", "latency", "memory", "largest batch",
+        "TTFT", "TPOT", "tokens/s", "E2E latency", "memory", "largest batch",
         "longest context",
     )]  # fmt: skip
     cards = {words[i]: tuple(words[i + 1 : end]) for i, end in pairwise((*at, at[-1] + 3))}
     whole = analysis.generation
     ttft, tpot, latency = (expectation(whole, what) for what in ("ttft", "tpot", "latency"))
     assert cards == {
-        "time to first token": ("≥ 169 ms", "compute-bound", f"expected {ttft}", "prefill of 1 × 2048"),
-        "time per output token": ("≥ 18.7 ms", "memory-bound", f"expected {tpot}", "mean of 127 decode steps"),
-        "tokens per second": (
+        "TTFT": ("≥ 169 ms", "compute-bound", f"expected {ttft}", "prefill of 1 × 2048"),
+        "TPOT": ("≥ 18.7 ms", "memory-bound", f"expected {tpot}", "mean of 127 decode steps"),
+        "tokens/s": (
             "≤ 50.41",
             f"expected {whole.expected_tokens_per_s:.4g}",
             "generated, of all sequences",
         ),
-        "latency": ("≥ 2.54 s", f"expected {latency}", "until token 128"),
+        "E2E latency": ("≥ 2.54 s", f"expected {latency}", "until token 128"),
         "memory": ("fits", "14.8 GB of 51.5 GB, 36.8 GB free"),
         "largest batch": ("29", "sequences of 2,176 tokens"),
         "longest context": ("63,588", "tokens, at batch 1; model maximum 4,096"),
@@ -193,7 +193,7 @@ def test_a_model_that_does_not_fit_raises_the_alarm():
 
 def test_without_a_decode_step_there_is_no_time_per_output_token():
     words = Tags(REPORT.html(analyze("gpt2", "t4", gen=1))).words
-    at = words.index("time per output token")
+    at = words.index("TPOT")
     assert words[at + 1 : at + 3] == ["-", "no decode steps"]
 
 

@@ -509,16 +509,17 @@ def test_what_would_change_it_is_what_analyze_says():
     asked = State(model="llama-3-70b")
     (answer,) = results.device_results(asked)
     by = variants_of(answer, asked)
-    before = analyze("llama-3-70b", "h100-sxm").generation
+    before = analyze("llama-3-70b", "h100-sxm").phases.decode.total
     for name, how in {
         "W4A16g128": {"quant": "W4A16g128"}, "fp8": {"quant": "fp8"}, "KV8": {"quant": "KV8"},
         "2 devices": {"layout": "tp=2"}, "8 devices": {"layout": "tp=8"},
     }.items():  # fmt: skip
         after, (state, one) = analyze("llama-3-70b", "h100-sxm", **how), by[name]
-        assert one.gain == pytest.approx(before.tpot_s / after.generation.tpot_s)
-        assert one.expected_gain == pytest.approx(before.expected_tpot_s / after.generation.expected_tpot_s)
+        step = after.phases.decode.total
+        assert one.gain == pytest.approx(before.bound_time_s / step.bound_time_s)
+        assert one.expected_gain == pytest.approx(before.expected_time_s / step.expected_time_s)
         assert changes.time_text(one).startswith(
-            f"TPOT {LOWER_BOUND_SIGN} {seconds(after.generation.tpot_s)}, expected "
+            f"decode step {LOWER_BOUND_SIGN} {seconds(step.bound_time_s)}, expected "
         )
         assert one.mends == after.memory.fits
         assert results.device_results(state)[0].analysis.generation == after.generation
@@ -528,6 +529,35 @@ def test_what_would_change_it_is_what_analyze_says():
     assert not changes.is_worthwhile(by["KV8"][1])
     ranked = [one.likely_gain for _, one in by.values()]
     assert ranked == sorted(ranked, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("step", "context", "kv_len"), [("", 0, None), ("mean", 0, 1088), ("last", 0, 1151), ("", 3000, 3000)]
+)
+def test_the_decode_step_chosen_is_that_of_strip_sentence_table_and_changes(step, context, kv_len):
+    asked = State(quant="W8A16", step=step, context=context)
+    (answer,) = results.device_results(asked)
+    decode = analyze("llama-3.1-8b", "h100-sxm", quant="W8A16", kv_len=kv_len).phases.decode
+    time = seconds(decode.time_s)
+    name, bound, expected = overview.shown_time(answer, asked)
+    assert (name, bound) == (
+        {"": "step at context 3,000" if context else "first step"}.get(step, f"{step} step"), time,
+    )  # fmt: skip
+    assert expected.startswith(seconds(decode.expected_time_s))
+    assert f"{LOWER_BOUND_SIGN} {time}, expected" in overview.verdict([answer], asked)[1]
+    assert time in [card.value for card in overview.cards(answer, asked)]
+    assert sum(row["time"] for row in overview.operator_rows([answer], "decode")) == pytest.approx(decode.time_s)
+    four_bits = variants_of(answer, asked)["W4A16g128"][1]
+    then = analyze("llama-3.1-8b", "h100-sxm", quant="W4A16g128", kv_len=kv_len).phases.decode
+    assert f"{LOWER_BOUND_SIGN} {seconds(then.time_s)}," in changes.time_text(four_bits)
+    assert f">= {seconds(then.time_s)} (" in overview.advice(answer, "decode")
+
+
+def test_the_mean_step_takes_the_mean_time():
+    """Exactly where the time is linear in the context, which it is while memory bounds every operator."""
+    for batch in (1, 16):
+        (answer,) = results.device_results(State(batch=batch, step="mean"))
+        assert answer.phase("decode").time_s == pytest.approx(answer.analysis.generation.tpot_s, rel=1e-6)
 
 
 def test_steps_start_from_what_is_asked():
@@ -561,10 +591,10 @@ def test_a_step_in_precision_keeps_what_is_asked_of_parts_of_the_model(quant, th
     (answer,) = results.device_results(asked)
     state, variant = variants_of(answer, asked)[then]
     assert state.quant == then
-    after = analyze("llama-3-8b", "h100-sxm", quant=then).generation
-    assert variant.gain == pytest.approx(answer.analysis.generation.tpot_s / after.tpot_s)
-    bare = analyze("llama-3-8b", "h100-sxm", quant=then.rpartition(",")[0]).generation
-    assert after.tpot_s != bare.tpot_s
+    after = analyze("llama-3-8b", "h100-sxm", quant=then).phases.decode
+    assert variant.gain == pytest.approx(answer.phase("decode").time_s / after.time_s)
+    bare = analyze("llama-3-8b", "h100-sxm", quant=then.rpartition(",")[0]).phases.decode
+    assert after.time_s != bare.time_s
 
 
 def test_a_step_in_precision_replaces_a_technique_that_sets_one():
@@ -633,13 +663,16 @@ def test_the_inspector_looks_at_the_pass_that_techniques_make():
 
 
 def test_what_is_expected_stands_beside_the_bound_with_its_interval_and_source():
-    found = results.device_results(State(model="llama-3.1-70b", on=("h100-sxm", "l40s")))
-    heads, *lines = overview.totals(found, "decode")
-    at = [head.value for head in heads].index("time per output token \N{GREATER-THAN OR EQUAL TO}")
+    asked = State(model="llama-3.1-70b", on=("h100-sxm", "l40s"))
+    found = results.device_results(asked)
+    heads, *lines = overview.totals(found, asked)
+    assert [head.value for head in heads[:2]] == ["device", "memory"]
+    at = [head.value for head in heads].index("TPOT \N{GREATER-THAN OR EQUAL TO}")
     for one, line in zip(found, lines, strict=True):
         whole = one.analysis.generation
         assert line[at].value == seconds(whole.tpot_s)
-        assert line[at].detail.startswith(f"expected {seconds(whole.expected_tpot_s)} (")
+        assert heads[at].detail == "expected"
+        assert line[at].detail.startswith(f"{seconds(whole.expected_tpot_s)} (")
         assert one.analysis.phases.decode.total.expectation_source.split(", ")[0] in overview.sources(found)
     with_others = results.device_results(
         State(model="llama-3.1-70b", on=("h100-sxm", "l40s", "mi300x"), batch=16, quant="fp8")

@@ -91,15 +91,15 @@ def fill(page, name, value):
 def test_a_change_of_bits_gives_the_numbers_of_the_command_line(page, server):
     open_page(page, f"{server}{PLAIN}")
     before = printed("llama-3.1-8b", "h100-sxm")
-    assert cards(page)["time per output token"] == seconds(before["tpot_s"])
+    assert cards(page)["TPOT"] == seconds(before["tpot_s"])
     fill(page, "quant", "W4A16g128")
     after = printed("llama-3.1-8b", "h100-sxm", "--quant", "W4A16g128")
     assert after["tpot_s"] < before["tpot_s"]
-    assert cards(page)["time per output token"] == seconds(after["tpot_s"])
-    assert cards(page)["time to first token"] == seconds(after["ttft_s"])
+    assert cards(page)["TPOT"] == seconds(after["tpot_s"])
+    assert cards(page)["TTFT"] == seconds(after["ttft_s"])
     assert "quant=W4A16g128" in page.url
     fill(page, "batch", "32")
-    assert cards(page)["time per output token"] == seconds(
+    assert cards(page)["TPOT"] == seconds(
         printed("llama-3.1-8b", "h100-sxm", "--quant", "W4A16g128", "--batch", "32")["tpot_s"]
     )
 
@@ -191,7 +191,7 @@ def test_a_config_and_a_broken_one(page, server, tmp_path):
     page.wait_for_function("document.querySelector('#answer h2').innerText.startsWith('tiny')")
     wait_until_loaded(page)
     expected = analyze(str(good), "h100-sxm").generation
-    assert cards(page)["time per output token"] == seconds(expected.tpot_s)
+    assert cards(page)["TPOT"] == seconds(expected.tpot_s)
     other = page.context.new_page()  # where the file has never been: it is in the link
     open_page(other, page.url)
     assert other.inner_text("#answer h2").startswith("tiny")
@@ -208,7 +208,7 @@ def test_a_device_of_ones_own_and_a_number_changed(page, server, tmp_path):
     assert "file:mine.yaml" in page.inner_text(".totals")
     open_page(page, f"{server}{PLAIN}&set=h100-sxm:memory.bandwidth=2x")
     expected = analyze("llama-3.1-8b", "h100-sxm", hardware_set=["memory.bandwidth=2x"])
-    assert cards(page)["time per output token"] == seconds(expected.generation.tpot_s)
+    assert cards(page)["TPOT"] == seconds(expected.generation.tpot_s)
     page.click("text=Device numbers and what-ifs")
     cell = page.locator("#numbers .ag-row:has-text('memory.bandwidth') [col-id=value]")
     cell.dblclick()
@@ -218,7 +218,7 @@ def test_a_device_of_ones_own_and_a_number_changed(page, server, tmp_path):
     page.wait_for_function("location.search.includes('3x')")
     wait_until_loaded(page)
     expected = analyze("llama-3.1-8b", "h100-sxm", hardware_set=["memory.bandwidth=3x"])
-    assert cards(page)["time per output token"] == seconds(expected.generation.tpot_s)
+    assert cards(page)["TPOT"] == seconds(expected.generation.tpot_s)
 
 
 def test_the_report_is_downloaded_and_opens_by_itself(page, server, tmp_path):
@@ -323,7 +323,7 @@ def test_the_operator_table_shows_what_matters_without_scrolling_and_the_rest_wh
 
 def test_the_bound_the_expectation_and_a_verdict_are_told_apart(page, server):
     open_page(page, server)
-    card = page.inner_text(".card:has-text('time per output token')").replace("\N{NO-BREAK SPACE}", " ")
+    card = page.inner_text(".card:has-text('TPOT')").replace("\N{NO-BREAK SPACE}", " ")
     found = analyze("llama-3.1-8b", "h100-sxm")
     whole, step = found.generation, found.phases.decode
     assert f"≥ {seconds(whole.tpot_s)}" in card
@@ -356,7 +356,7 @@ def test_a_new_user_finds_what_bounds_a_model_and_what_fewer_bits_would_buy(page
     page.click(".dash-dropdown-option:has-text('Llama 3 70B') >> nth=0")
     page.wait_for_function("document.querySelector('#answer h2').innerText.startsWith('Llama 3 70B')")
     wait_until_loaded(page)
-    assert page.inner_text(".card:has-text('time per output token') .badge") == "memory-bound"
+    assert page.inner_text(".card:has-text('TPOT') .badge") == "memory-bound"
     assert page.inner_text("#advice").startswith("Decode is memory-bound: memory bandwidth (")
     page.wait_for_selector("#changes li:has-text('W4A16g128')")
     before, after = (printed("llama-3-70b", "h100-sxm", *more)["tpot_s"] for more in ((), ("--quant", "W4A16g128")))
@@ -367,12 +367,12 @@ def test_a_new_user_finds_what_bounds_a_model_and_what_fewer_bits_would_buy(page
     page.click("#changes a:has-text('W4A16g128')")
     page.wait_for_function("document.querySelector('#answer h2').innerText.includes('W4A16g128')")
     wait_until_loaded(page)
-    assert cards(page)["time per output token"] == seconds(after)
+    assert cards(page)["TPOT"] == seconds(after)
     assert page.input_value("#quant") == "W4A16g128"
     page.go_back()
     page.wait_for_function("!document.querySelector('#answer h2').innerText.includes('W4A16g128')")
     wait_until_loaded(page)
-    assert cards(page)["time per output token"] == seconds(before)
+    assert cards(page)["TPOT"] == seconds(before)
     page.click("#changes li:has-text('W4A16g128') a:has-text('compare')")
     page.wait_for_selector(".compare .said")
     assert f"{before / after:.3g}x faster decode" in page.inner_text(".compare")
@@ -420,10 +420,10 @@ def test_techniques_are_found_by_what_they_do(page, server):
     wait_until_loaded(page)
     fill(page, "techniques", "speculative:draft=llama-3.2-1b,gamma=3,alpha=0.8")
     expected = printed("llama-3.1-8b", "h100-sxm", "--with", "speculative:draft=llama-3.2-1b,gamma=3,alpha=0.8")
-    assert cards(page)["time per output token"] == seconds(expected["tpot_s"])
+    assert cards(page)["TPOT"] == seconds(expected["tpot_s"])
     fill(page, "techniques", "speculative:draft=llama-3.2-1b,gamma=0")
     assert "gamma must be from 1 to" in page.inner_text("#error-techniques")
-    assert cards(page)["time per output token"] == seconds(expected["tpot_s"])
+    assert cards(page)["TPOT"] == seconds(expected["tpot_s"])
 
 
 def test_the_network_is_enlarged_and_coloured_otherwise(page, server):

@@ -18,6 +18,7 @@ from llmviewer.errors import InputError
 from llmviewer.webapp import payloads, security, wsgi
 from llmviewer.webapp.app import create
 from llmviewer.webapp.results import problem_of
+from llmviewer.webapp.settings import Settings
 from llmviewer.webapp.state import FIELD_TYPES, MAX_FILE_BYTES, MAX_FILES, File, List, State, Text
 
 from . import fuzz_page
@@ -189,7 +190,7 @@ def test_half_of_a_character_is_refused(server):
 
 
 def test_a_request_has_a_size(server):
-    assert server.post(None, b" " * (security.MAX_REQUEST_BYTES + 1))[0] == 413
+    assert server.post(None, b" " * (Settings().max_request_bytes + 1))[0] == 413
     assert server.client.get("/_dash-component-suites/nothing/x.js").status_code == 404
 
 

@@ -23,11 +23,13 @@ from llmviewer.reports.analysis import REPORT
 
 from . import controls, edits, fields, options, page
 from .cpu_limit import CHANGE_LIMIT_S, start_limit
+from .delivery import deliver, load_on_demand
 from .fields import CONTROL_FIELDS
 from .page_state import analysis_link, shown_state
 from .payloads import files_of, packed
-from .results import device, device_results, internal_error, nearest_valid
+from .results import device, device_results, nearest_valid
 from .security import guard
+from .settings import Settings
 from .state import MAX_FILES, File
 from .state import State as PageState
 from .tabs import TABS
@@ -38,14 +40,18 @@ from .views import overview
 _CONTROL_IDS: Final = tuple(fields.control_values(PageState()))  # ids of the controls that show the state
 
 
-def create(trace: Path | None = None, hosts: Sequence[str] = ()) -> Dash:
+def create(trace: Path | None = None, hosts: Sequence[str] = (), settings: Settings | None = None) -> Dash:
     """Creates the application.
 
-    trace  profiler trace that the timeline tab shows until another one is uploaded
-    hosts  names that requests may give as their host; any if empty
+    trace     profiler trace that the timeline tab shows until another one is uploaded
+    hosts     names that requests may give as their host; any if empty
+    settings  of the server; those of the environment if None
     """
+    settings = settings or Settings.of_environment()
     app = Dash(
         __name__,
+        requests_pathname_prefix=settings.prefix,
+        routes_pathname_prefix="/",
         assets_folder=str(Path(__file__).with_name("assets")),
         title="llmviewer",
         update_title="",
@@ -53,6 +59,7 @@ def create(trace: Path | None = None, hosts: Sequence[str] = ()) -> Dash:
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
     app.index_string = app.index_string.replace("<html>", '<html lang="en">')
+    load_on_demand(app)
     app.layout = page.layout()
     server: Flask = app.server
     server.config[TRACE] = trace
@@ -60,7 +67,8 @@ def create(trace: Path | None = None, hosts: Sequence[str] = ()) -> Dash:
         register(app)
     for tab in TABS.values():
         tab.register(app)
-    guard(app, hosts)
+    guard(app, hosts or settings.hosts, max_bytes=settings.max_request_bytes, limit_s=settings.cpu_limit_s)
+    deliver(app, log=settings.log)
     return app
 
 
@@ -81,6 +89,7 @@ def _register_state(app: Dash) -> None:
             "numbers": Output("numbers", "rowData"),
             "known": Output("techniques-about", "children"),
             "dropped": {name: Output(f"{name}-file", "contents") for name in ("model", "on")},
+            "implausible": Output("implausible", "children"),
         },
         inputs={
             "search": Input("url", "search"),
@@ -88,13 +97,16 @@ def _register_state(app: Dash) -> None:
             "edited": Input("numbers", "cellValueChanged"),
             "dropped": {name: Input(f"{name}-file", "contents") for name in ("model", "on")},
             "names": {name: State(f"{name}-file", "filename") for name in ("model", "on")},
+            "kept": Input("keep-device", "n_clicks"),
+            "device_name": State("device-name", "value"),
             "link": State("link", "data"),
             "files": State("files", "data"),
         },
     )
     def change(  # noqa: PLR0917 - Dash gives what it names
-        search: str | None, values: dict[str, Any], edited: Any, dropped: Any, names: Any, link: str | None, files: Any
-    ) -> dict[str, Any]:
+        search: str | None, values: dict[str, Any], edited: Any, dropped: Any, names: Any, kept: Any,  # noqa: ARG001
+        device_name: str | None, link: str | None, files: Any,
+    ) -> dict[str, Any]:  # fmt: skip
         start_limit(CHANGE_LIMIT_S)
         trigger = {one.partition(".")[0] for one in ctx.triggered_prop_ids}
         browser_files = files_of(files)
@@ -117,14 +129,18 @@ def _register_state(app: Dash) -> None:
         errors: dict[str, str] = {}
         for name in ("model", "on"):
             if f"{name}-file" in trigger and dropped[name]:
-                try:
-                    browser_files, values[name] = edits.with_dropped_file(
-                        name, names[name], dropped[name], browser_files, before
-                    )
-                except InputError as error:
-                    errors[name] = str(error)
-                except Exception:  # noqa: BLE001 - the page stays
-                    errors[name] = internal_error(f"a file for {name}")
+                browser_files, values[name], error = edits.with_dropped_files(
+                    name, names[name], dropped[name], browser_files, before
+                )
+                errors |= {name: error} if error else {}
+        if "keep-device" in trigger:
+            try:
+                browser_files, values["on"], values["set"] = edits.with_kept_device(
+                    device_name or "", browser_files, before
+                )
+                trigger = {"on", "set"}
+            except InputError as error:
+                errors["set"] = str(error)
         edits.merge_controls(trigger, values, edited, before)
         now, edit_errors = edits.edited_state(before, values, trigger, browser_files)
         browser_files = () if browser_files == files_before else browser_files
@@ -185,6 +201,9 @@ def _page_update(
         "search": now.link,
         "files": packed(browser_files) if before is None or browser_files else no_update,
         "notices": [html.P(one, className="notice") for one in notices] if before is None else no_update,
+        "implausible": options.implausible_numbers((name, device(now, name)) for name in now.on)
+        if devices
+        else no_update,
         "numbers": options.number_rows((name, device(now, name)) for name in now.on) if devices else no_update,
         "known": options.technique_details(fields.field_value("techniques", written["techniques"], now)),
         "dropped": {"model": None, "on": None},

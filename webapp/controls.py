@@ -13,7 +13,7 @@ from dash_ag_grid import AgGrid
 from llmviewer.expectation.engines import engine_names, find_engine
 from llmviewer.parameters import DEGREES
 
-from .fields import AS_PUBLISHED, FILE_TYPES, OPERANDS, SLIDER_MAX_LOG2
+from .fields import AS_PUBLISHED, AT_CONTEXT, FILE_TYPES, FIRST, OPERANDS, SLIDER_MAX_LOG2
 from .options import device_options, model_options, technique_options
 from .results import model_catalogue
 from .state import FIELD_TYPES, MAX_FILE_BYTES, IntegerField, State, libraries
@@ -26,6 +26,7 @@ _FORMAT_LABELS: Final = {
     **{name: f"{name} (llama.cpp)" for name in FILE_TYPES},
 }  # fmt: skip
 PHASES: Final = {"decode": "Decode", "prefill": "Prefill"}
+STEPS: Final = {FIRST: "first", "mean": "mean", "last": "last", AT_CONTEXT: "at context"}
 _MAX_ERROR_CHARACTERS: Final = 140  # about four lines; longer errors are folded
 _FOLDED_ERROR_CHARACTERS: Final = 80
 _PRESETS: Final = (
@@ -46,10 +47,12 @@ def panel(state: State) -> Component:
         [
             _control("model", dcc.Dropdown(model_options(()), state.model, id="model", clearable=False, maxHeight=420,
                                            placeholder=f"Search {len(model_catalogue())} models"),
-                     drop("model-file", "or drop a config.json here", max_bytes=MAX_FILE_BYTES)),
+                     drop("model-file", "or drop config.json files here", max_bytes=MAX_FILE_BYTES, multiple=True),
+                     _paste("model")),
             _control("on", dcc.Dropdown(device_options(()), list(state.on), id="on", multi=True, maxHeight=420,
                                         closeOnSelect=False),
-                     drop("on-file", "or drop a device YAML here", max_bytes=MAX_FILE_BYTES), _numbers()),
+                     drop("on-file", "or drop device YAML files here", max_bytes=MAX_FILE_BYTES, multiple=True),
+                     _numbers()),
             _control("phase", _radio("phase", PHASES, state.phase)),
             *(_scaled(name, getattr(state, name)) for name in SLIDER_MAX_LOG2),
             _control("quant", dcc.Input(id="quant", type="text", value="", debounce=True,
@@ -79,7 +82,7 @@ def panel(state: State) -> Component:
             html.Details([html.Summary("Parallelism"), html.Div([_integer(n) for n in DEGREES], className="row")]),
             html.Details([
                 html.Summary("More"),
-                _integer("context", placeholder="first step"), _integer("images"),
+                _integer("images"),
                 _control("mla", _radio("mla", {w: w.capitalize() for w in ("auto", "naive", "absorbed")}, "auto")),
                 _control("accounting",
                          _radio("accounting", {"faithful": "Faithful", "survey": "Survey"}, "faithful")),
@@ -122,6 +125,11 @@ def sweep_controls(state: State) -> Component:
         ],
         id="sweeping", className="asked",
     )  # fmt: skip
+
+
+def step_controls() -> Component:
+    """Switch of the decode step that everything below shows; hidden where nothing shows one."""
+    return html.Div([_control("step", _radio("step", STEPS, FIRST)), _integer("context")], id="stepped")
 
 
 def trace_controls() -> Component:
@@ -220,11 +228,29 @@ def _operand_control(letter: str) -> Component:
     ])  # fmt: skip
 
 
-def drop(name: str, text: str, *, max_bytes: int, instead: str = "") -> Component:
-    """Upload of a file. The browser refuses files larger than `max_bytes` with an error and the hint `instead`."""
+def _paste(name: str) -> Component:
+    """Field for the text of a file, which the browser then treats as a dropped one."""
+    source: Any = {"data-for": name}
+    return html.Details([
+        html.Summary("or paste a config.json or YAML"),
+        dcc.Textarea(id=f"{name}-paste", placeholder='{"model_type": "llama", ...}', rows=5, spellCheck=False,
+                     title="Text of a config.json or YAML"),
+        html.Div([
+            html.Label("Name", htmlFor=f"{name}-paste-name", className="soft"),
+            dcc.Input(id=f"{name}-paste-name", type="text", placeholder="config", maxLength=40, spellCheck=False),
+            html.Button("Use", type="button", className="paste", **source),
+        ], className="pins"),
+    ], className="pasting")  # fmt: skip
+
+
+def drop(name: str, text: str, *, max_bytes: int, instead: str = "", multiple: bool = False) -> Component:
+    """Upload of one file or `multiple`. The browser refuses files larger than `max_bytes`, with the hint `instead`."""
     limit: Any = {"data-most": str(max_bytes), "data-instead": instead}
     return html.Div(
-        [dcc.Upload(text, id=name, max_size=max_bytes, className="drop"), html.Div(className="error", role="alert")],
+        [
+            dcc.Upload(text, id=name, max_size=max_bytes, className="drop", multiple=multiple),
+            html.Div(className="error", role="alert"),
+        ],
         **limit,
     )
 
@@ -239,7 +265,13 @@ def _numbers() -> Component:
     ]  # fmt: skip
     return html.Details([
         html.Summary("Device numbers and what-ifs"),
-        html.P("Double-click a value to change it: a quantity with unit, or a factor such as 2x.", className="soft"),
+        html.P("Double-click a value to change it: a quantity with unit, or a factor such as 2x. Keep the first device "
+               "with its changes as one of your own:", className="soft"),
+        html.Div([
+            html.Label("Name", htmlFor="device-name", className="soft"),
+            dcc.Input(id="device-name", type="text", placeholder="my-device", maxLength=40, spellCheck=False),
+            html.Button("Keep", id="keep-device", type="button"),
+        ], className="pins"),
         AgGrid(
             id="numbers", columnDefs=columns, rowData=[], className="ag-theme-quartz grid",
             defaultColDef={"sortable": True, "resizable": True}, style={"height": 260},
@@ -249,4 +281,5 @@ def _numbers() -> Component:
         html.Label("What-ifs", htmlFor="set"),
         dcc.Dropdown([], [], id="set", multi=True, placeholder="no what-ifs"),
         html.Div(id="error-set", className="error", role="alert"),
+        html.Div(id="implausible", role="status"),
     ])  # fmt: skip

@@ -12,7 +12,7 @@ from . import fields
 from .cpu_limit import restart_limit
 from .fields import CONTROL_FIELDS
 from .payloads import decoded, label
-from .results import parse_hardware_file, parse_model_file, problem_of
+from .results import internal_error, own_device_file, parse_hardware_file, parse_model_file, problem_of
 from .state import FILE_PREFIX, MAX_FILE_BYTES, MAX_FILES, FieldError, File, State
 from .words import CONTROLS
 
@@ -29,12 +29,51 @@ def with_dropped_file(
         text = decoded(contents, filename, MAX_FILE_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{title}: is not a text file") from None
-    file = (parse_model_file if name == "model" else parse_hardware_file)(title, text)
+    file = parse_model_file(title, text, browser_files) if name == "model" else parse_hardware_file(title, text)
     files = (*(one for one in browser_files if one.name != file.name), file)[-MAX_FILES:]
     file_name = f"{FILE_PREFIX}{file.name}"
     if name == "model":
         return files, file_name
     return files, [*(one for one in before.on if one != file_name), file_name]
+
+
+def with_dropped_files(
+    name: str, filenames: Any, contents: Any, browser_files: tuple[File, ...], before: State
+) -> tuple[tuple[File, ...], Any, str]:
+    """Adds uploaded files: all files, the value of the control that then selects them, and an error; "" if none.
+
+    Of several models the last is selected; of several devices all are.
+    """
+    value: Any = before.model if name == "model" else list(before.on)
+    texts = contents if isinstance(contents, list) else [contents]
+    titles = filenames if isinstance(filenames, list) else [filenames] * len(texts)
+    problems = []
+    for title, text in zip(titles, texts, strict=False):
+        try:
+            browser_files, value = with_dropped_file(
+                name, title, text, browser_files, before if name == "model" else replace(before, on=tuple(value))
+            )
+        except InputError as error:
+            problems.append(str(error))
+        except Exception:  # noqa: BLE001 - the page stays
+            problems.append(internal_error(f"a file for {name}"))
+    return browser_files, value, "; ".join(problems)
+
+
+def with_kept_device(
+    name: str, browser_files: tuple[File, ...], before: State
+) -> tuple[tuple[File, ...], list[str], list[str]]:
+    """Keeps the first selected device, with its what-ifs, as one of the user's own called `name`.
+
+    Returns all files, the selected devices, with the new one in place of the first, and the what-ifs of the others.
+
+    Raises InputError if the name is taken or invalid.
+    """
+    source = before.on[0]
+    file = own_device_file(before, source, name.strip().lower())
+    files = (*(one for one in browser_files if one.name != file.name), file)[-MAX_FILES:]
+    changes = [one for one in before.set if not one.startswith(f"{source}:")]
+    return files, [*before.on[1:], f"{FILE_PREFIX}{file.name}"], changes
 
 
 def merge_controls(trigger: set[str], values: dict[str, Any], edited: Any, before: State) -> None:
@@ -54,6 +93,12 @@ def merge_controls(trigger: set[str], values: dict[str, Any], edited: Any, befor
             key = f"{row['device']}:{row['key']}="
             other_edits = [one for one in values["set"] or () if not one.startswith(key)]
             values["set"] = other_edits + ([f"{key}{row['value'].strip()}"] if row["value"] else [])
+    if "context" in trigger and values["context"]:
+        values["step"] = fields.AT_CONTEXT
+    elif "step" in trigger and values["step"] == fields.AT_CONTEXT:
+        values["context"] = values["context"] or replace(before, step="last").kv_len
+    elif "step" in trigger:
+        values["context"] = None
     if "on" in trigger and not values["on"]:
         values["on"] = list(before.on)  # at least one device stays selected
 

@@ -39,6 +39,8 @@ OPERANDS: Final = {  # by their letters in the notation of precisions, such as W
     "A": Operand("activations", ("16", "fp8", "8", "nvfp4", "4")),
     "KV": Operand("KV cache", ("16", "fp8", "8", "4")),
 }
+FIRST: Final = "first"  # values of the control of the decode step, beside those of the state
+AT_CONTEXT: Final = "context"
 AS_PUBLISHED: Final = "usual"  # value of a control that leaves the format of an operand to the model
 _SCHEME_FIELDS: Final = {"W": "weight", "A": "activation", "KV": "kv_cache"}  # fields of Scheme by letter
 _EMPTY_IF_ZERO: Final = ("context", "passes", "stage")  # number controls that are empty for 0
@@ -58,6 +60,7 @@ def control_values(state: State) -> dict[str, Any]:
         "set": list(state.set),
         **{name: getattr(state, name) or None for name in _EMPTY_IF_ZERO},
         "op": state.op or None,
+        "step": state.step or (AT_CONTEXT if state.context else FIRST),
         "attention": state.attention or _default_attention(state.accounting),
         "mtp": int(state.mtp),
         "techniques": "; ".join(state.techniques),
@@ -76,8 +79,9 @@ def field_value(name: str, value: Any, state: State) -> Any:
         return value or 0
     if name == "mtp":
         return bool(value)
-    if name == "attention":
-        return "" if value == _default_attention(state.accounting) else value
+    if name in ("attention", "step"):
+        defaults = {"attention": (_default_attention(state.accounting),), "step": (FIRST, AT_CONTEXT)}
+        return "" if value in defaults[name] else value
     if name in _SEPARATORS:
         return [item.strip() for item in (value or "").split(_SEPARATORS[name]) if item.strip()]
     if name in ("on", "set"):

@@ -8,6 +8,7 @@ from typing import Any, Final
 from dash import html
 from dash.development.base_component import Component
 
+from llmviewer.devices.checks import violations
 from llmviewer.devices.hardware import Hardware
 from llmviewer.reports.techniques import describe
 from llmviewer.techniques import techniques
@@ -101,6 +102,20 @@ def _file_options(files: Iterable[File]) -> list[dict[str, str]]:
 def _billions(parameters: int) -> str:
     """Number of parameters, such as 70.6B and 124M."""
     return si(parameters).replace(" ", "").replace("G", "B")
+
+
+def implausible_numbers(devices: Iterable[tuple[str, Hardware]]) -> list[Component]:
+    """What is implausible about the numbers that the user changed, or of the user's own devices, a line each."""
+    lines = [
+        html.Li(f"{name}: {line}")
+        for name, device in devices
+        if device.changes or name.startswith(FILE_PREFIX)
+        for line in violations(device)
+        if not line.startswith("sources")
+    ]
+    return (
+        [html.P("Implausible for a real device:", className="soft"), html.Ul(lines, className="said")] if lines else []
+    )
 
 
 def number_rows(devices: Iterable[tuple[str, Hardware]]) -> list[dict[str, str]]:

@@ -50,10 +50,13 @@ def layout() -> Component:
                     className="tabs", title="View",
                 ),
                 html.Div([
-                    html.Label(CONTROLS["op"].label, htmlFor="op", title=CONTROLS["op"].about),
-                    dcc.Dropdown([], None, id="op", placeholder="the slowest operator", optionHeight=30),
-                    html.Div(id="error-op", className="error", role="alert"),
-                ], id="chosen"),
+                    controls.step_controls(),
+                    html.Div([
+                        html.Label(CONTROLS["op"].label, htmlFor="op", title=CONTROLS["op"].about),
+                        dcc.Dropdown([], None, id="op", placeholder="the slowest operator", optionHeight=30),
+                        html.Div(id="error-op", className="error", role="alert"),
+                    ], id="chosen"),
+                ], id="toolbar"),
                 controls.sweep_controls(defaults),
                 controls.trace_controls(),
                 timeline.result(),
@@ -69,25 +72,29 @@ def layout() -> Component:
 
 
 def summary(results: tuple[DeviceResult, ...], state: State) -> list[Component]:
-    """Totals of the results, and a sentence on what bounds the phase and what makes it faster."""
+    """Totals of the results and a line of verdict, which unfolds to a sentence on what makes the phase faster."""
     first = results[0]
     title, how = overview.heading(results)
-    several = [html.P(f"{first.name}, the first of {len(results)} devices:", className="soft")] * (len(results) > 1)
+    several = [html.P(f"On {first.name}, the first of {len(results)} devices:", className="soft")] * (len(results) > 1)
+    memory, time = overview.verdict(results, state)
+    verdict = html.Summary([html.Span(memory, className="" if first.analysis.memory.fits else "alarm"), f" {time}"])
     note_items = [html.Li(sentence(note)) for note in first.analysis.notes]
     notes = html.Details([html.Summary(counted(len(note_items), "note")), html.Ul(note_items)])
     lines = (*overview.verdicts(results), *overview.technique_effects(first))
     rows = [html.Li([html.Strong(f"{label} "), text]) for label, text in lines]
     return [
         html.H2([title, " ", html.Span(how, className="soft")]),
-        cards(overview.cards(first)) if len(results) == 1 else panel(_totals(results, state.phase), className="totals"),
-        panel(*several, html.P(overview.advice(first, state.phase), id="advice"),
-              *([html.Ul(rows, className="said")] if rows else []), className="bounds"),
-        html.P(overview.sources(results), className="soft"),
-        *([notes] if note_items else []),
+        cards(overview.cards(first, state)) if len(results) == 1
+        else panel(_totals(results, state), className="totals"),
+        html.Details([
+            verdict, *several, html.P(overview.advice(first, state.phase), id="advice"),
+            html.P(overview.sources(results), className="soft"), *([notes] if note_items else []),
+        ], id="verdict"),
+        *([html.Ul(rows, className="said")] if rows else []),
     ]  # fmt: skip
 
 
-def _totals(results: tuple[DeviceResult, ...], phase: str) -> Component:
+def _totals(results: tuple[DeviceResult, ...], state: State) -> Component:
     """Table of totals, one row per device."""
     lines = [
         tuple(
@@ -97,6 +104,6 @@ def _totals(results: tuple[DeviceResult, ...], phase: str) -> Component:
             ]
             for one in line
         )
-        for line in overview.totals(results, phase)
+        for line in overview.totals(results, state)
     ]
     return table(lines)

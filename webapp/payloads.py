@@ -149,6 +149,19 @@ def _text(max_characters: int) -> Callable[[Any], Any]:
     return check
 
 
+def _each(check: Callable[[Any], Any], max_items: int) -> Callable[[Any], Any]:
+    """Checks a value, or each of a list of such values."""
+
+    def check_each(value: Any) -> Any:
+        if not isinstance(value, list):
+            return check(value)
+        if len(value) > max_items:
+            raise MalformedError(f"must be at most {max_items}; drop fewer")
+        return [check(one) for one in value]
+
+    return check_each
+
+
 def _is_unicode(value: str) -> bool:
     """Whether a text is valid Unicode, without lone surrogates."""
     try:
@@ -219,6 +232,8 @@ _CHECKS: Final[Mapping[Any, Callable[[Any], Any]]] = {
     "contents": _text(2**31),  # limited by the size of a request
     "cellValueChanged": _cells,
     ("files", "data"): _files,
+    **{(name, "contents"): _each(_text(2**31), MAX_FILES) for name in ("model-file", "on-file")},
+    **{(name, "filename"): _each(_text(_MAX_NAME_CHARACTERS), MAX_FILES) for name in ("model-file", "on-file")},
     ("mtp", "value"): _switch,
     **{(name, "value"): _number for name, kind in FIELD_TYPES.items() if isinstance(kind, IntegerField | RealField)},
     **{(f"{name}-slider", "value"): _power(end) for name, end in SLIDER_MAX_LOG2.items()},

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, fields, replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
+
+import yaml
 
 from llmviewer._layout import data_dir
 from llmviewer.analyzing.analysis import Analysis, analyze
 from llmviewer.analyzing.measured import parse as parse_measured
 from llmviewer.analyzing.phases import Phase
-from llmviewer.devices.files import hardware_names, load_hardware, parse_hardware
+from llmviewer.devices.files import hardware_names, hardware_yaml, load_hardware, parse_hardware
 from llmviewer.devices.hardware import Hardware
+from llmviewer.devices.keys import COUNT, SECTIONS
 from llmviewer.documents import parse_object, parse_yaml, read_yaml
 from llmviewer.errors import InputError, suggest
 from llmviewer.model import Model
@@ -35,8 +38,9 @@ _MAX_BY_PARAMETER: Final = {"gamma": 64}
 # Fields reset one after another until a link can be analyzed, the likeliest mistakes first.
 _RESET_ORDER: Final = (
     "measured", "techniques", "quant", "offload", "set", "library", "engine", "attention", "mla", "accounting", "skew",
-    "mtp", "images", "context", "cp", "dp", "ep", "pp", "tp", "gen", "prompt", "batch",
+    "mtp", "images", "step", "context", "cp", "dp", "ep", "pp", "tp", "gen", "prompt", "batch",
 )  # fmt: skip
+_OWN: Final = "own"  # key of the source of numbers that the user gave
 _MAX_OPERATORS: Final = 2000  # of an uploaded model; the largest that ships has some hundreds
 _MAX_PATTERNS, _MAX_UNBOUNDED = 64, 4  # patterns of module names in a file, * and + in one of them
 _REPEATED_GROUP: Final = re.compile(r"\)\s*(?:[*+]|\{)")
@@ -76,7 +80,7 @@ def device_results(state: State) -> tuple[DeviceResult, ...]:
 
 
 def evaluation_of(state: State) -> Evaluation:
-    """Times and memory on the only device of a state, without its operators: all that gains of changes need.
+    """The generation on the only device of a state, without its operators: all that gains of changes need.
 
     Raises InputError if the state cannot be evaluated.
     """
@@ -163,8 +167,10 @@ def _reset_candidates(state: State, *, every_field: bool) -> Iterator[tuple[str,
             yield name, replace(state, **{name: value}).with_files(state.files)
 
 
-def parse_model_file(name: str, text: str) -> File:
+def parse_model_file(name: str, text: str, others: Sequence[File] = ()) -> File:
     """Checks an uploaded config.json or YAML of a model.
+
+    others  files of the page, whose names a config.json that is not named itself does not take
 
     Raises InputError with the name of the file and the problem.
     """
@@ -172,10 +178,48 @@ def parse_model_file(name: str, text: str) -> File:
     suffix = _suffix(name)
     if suffix not in (".json", ".yaml", ".yml"):
         raise InputError(f"{name}: must be a config.json, or a YAML of a model; got {suffix or 'no suffix'}")
-    stem = _stem(name) if suffix == ".json" else _declared_name(name, text)
-    file = File(name=f"{stem}{'.json' if suffix == '.json' else '.yaml'}", text=text)
+    if suffix == ".json":
+        stem = _stem(name)
+        file = File(name=f"{stem or _free_stem(name, text, others)}.json", text=text)
+    else:
+        file = File(name=f"{_declared_name(name, text)}.yaml", text=text)
     model(file, title=name)
     return file
+
+
+def _free_stem(name: str, text: str, others: Sequence[File]) -> str:
+    """Name of a config.json: that of its repository, else of its family, with a number if another model has it."""
+    config = parse_object(text, name).data
+    given = [one for key in ("_name_or_path", "model_type") if isinstance(one := config.get(key), str)]
+    stem = next(filter(None, (_plain(one.rpartition("/")[2]) for one in given)), "my-model")
+    taken = {one.name.removesuffix(".json") for one in others if one.text != text}
+    return next(one for one in (stem, *(f"{stem}-{number}" for number in range(2, 99))) if one not in taken)
+
+
+def own_device_file(state: State, source: str, name: str) -> File:
+    """A device of the user's own: `source` with its what-ifs as the numbers of its file.
+
+    Raises InputError if the name is invalid or that of a device that ships, or a number is impossible.
+    """
+    if not _NAME.fullmatch(name):
+        raise InputError("name of the device: must be lower-case letters, digits, dots and dashes")
+    if name in hardware_names():
+        raise InputError(f"name of the device: {name} ships with llmviewer; give another one")
+    changed = device(state, source)
+    text = _file(state, source).text if source.startswith(FILE_PREFIX) else hardware_yaml(source)
+    data = dict(parse_yaml(text, source).data)
+    data |= {"name": name, "title": name, "aliases": [], "sources": {**data["sources"], _OWN: {
+        "title": f"hypothetical, from {source.removeprefix(FILE_PREFIX)}", "year": data["released"],
+    }}}  # fmt: skip
+    for fact in changed.facts:
+        if fact.note.startswith("what-if") and isinstance(fact.value, float):
+            section, _, key = fact.key.partition(".")
+            unit = SECTIONS[section][key]
+            value = fact.value if unit == COUNT else f"{fact.value:.12g} {unit}"
+            data[section] = {**data.get(section, {"source": _OWN}), key: {"value": value, "source": _OWN}}
+    if "memory.usable" not in {fact.key for fact in changed.facts}:
+        data["memory"] = {key: value for key, value in data["memory"].items() if key != "usable"}
+    return parse_hardware_file(f"{name}.yaml", yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
 
 
 def parse_hardware_file(name: str, text: str) -> File:
@@ -260,7 +304,7 @@ def _evaluation(inputs: State) -> Evaluation:
     request = _request(inputs, setting).of_model(setting.model)
     request.check_countable()
     evaluation = Evaluation.of(setting, request)
-    _ = evaluation.bounds, evaluation.intervals, evaluation.memory  # impossible inputs raise here
+    _ = setting.plan, setting.decode_plan, evaluation.memory  # impossible inputs raise here
     return evaluation
 
 
@@ -269,14 +313,14 @@ def _request(inputs: State, setting: Setting) -> Request:
         batch=inputs.batch,
         prompt=inputs.prompt,
         gen=inputs.gen,
-        kv_len=inputs.context or None if setting.model.generates else None,
+        kv_len=inputs.kv_len if setting.model.generates else None,
         images=inputs.images,
     )
 
 
 def _setting(inputs: State) -> Setting:
     """The setting of the inputs on one device, cached for all requests."""
-    return _cached_setting(replace(inputs, batch=1, prompt=1, gen=1, context=0, images=0, measured=""))
+    return _cached_setting(replace(inputs, batch=1, prompt=1, gen=1, context=0, step="", images=0, measured=""))
 
 
 @lru_cache(maxsize=128)
@@ -366,10 +410,14 @@ def _suffix(name: str) -> str:
 
 
 def _stem(name: str) -> str:
-    """Name of a model on the page, from the name of its file."""
-    stem = name.rpartition(".")[0].lower()
-    plain = re.sub(r"[^a-z0-9._-]+", "-", stem).strip("-._")
-    return "my-model" if plain in ("", "config") else plain[:40].strip("-._")  # config.json does not name a model
+    """Name of a model on the page, from the name of its file; empty if that names none."""
+    plain = _plain(name.rpartition(".")[0])
+    return "" if plain == "config" else plain  # config.json does not name a model
+
+
+def _plain(text: str) -> str:
+    """A text as a name: lower-case letters, digits, dots and dashes."""
+    return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")[:40].strip("-._")
 
 
 def _declared_name(name: str, text: str) -> str:

@@ -157,6 +157,9 @@ def wait_until_loaded(page: Page) -> None:
     page.wait_for_selector("#content > *")
     page.evaluate("delete window.lastRequest")
     page.wait_for_function(_NO_REQUESTS)
+    page.wait_for_function(  # grids that are shown at all
+        "[...document.querySelectorAll('.grid')].every(one => !one.offsetParent || one.querySelector('.ag-root'))"
+    )
     page.wait_for_function(
         "[...document.querySelectorAll('.dash-graph')].every(one => one.querySelector('.xaxislayer-above'))"
     )

@@ -15,9 +15,9 @@ from flask import Flask, Response, abort, request
 from llmviewer.errors import InputError
 
 from .cpu_limit import end_limit, start_limit
+from .delivery import PROBES
 from .payloads import checked
 
-MAX_REQUEST_BYTES: Final = 80_000_000  # with base64 files, which are larger by 4/3
 _MAX_JSON_DELIMITERS: Final = 2_000_000  # each value between them takes about 100 bytes of memory
 _UPDATE: Final = "/_dash-update-component"
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
@@ -54,18 +54,20 @@ def hosts_of(bound: str) -> tuple[str, ...]:
 ANY_ADDRESS: Final = "*.*.*.*"  # any numeric address
 
 
-def guard(app: Dash, hosts: Sequence[str] = ()) -> None:
+def guard(app: Dash, hosts: Sequence[str], *, max_bytes: int, limit_s: float) -> None:
     """Makes the server refuse requests from other hosts and sites, and requests that the page never sends.
 
-    hosts  accepted values of the Host header; any if empty
+    hosts      accepted values of the Host header, except of probes; any if empty
+    max_bytes  size of a request [B]
+    limit_s    CPU time of a request [s]
     """
     server: Flask = app.server
-    server.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BYTES
+    server.config["MAX_CONTENT_LENGTH"] = max_bytes
     names = frozenset(map(str.lower, hosts))
 
     @server.before_request
     def check_request() -> None:
-        if names and not _is_among(f"//{request.host}", names):
+        if names and request.path not in PROBES and not _is_among(f"//{request.host}", names):
             abort(403, f"this server does not accept the host {request.host[:80]!r}; see `llmviewer docs web`, Hosting")
         if request.method != "POST":
             return
@@ -73,7 +75,7 @@ def guard(app: Dash, hosts: Sequence[str] = ()) -> None:
         if site not in (None, "same-origin", "none") or (names and origin and not _is_among(origin, names)):
             abort(403, "requests from other sites are refused")
         if request.path == _UPDATE:
-            start_limit()
+            start_limit(limit_s)
             body = _body()
             new = checked(body, app.callback_map)  # in place, as Dash reads the same object
             body.clear()

@@ -27,6 +27,7 @@ MAX_LINK_CHARACTERS: Final = 3_800  # reverse proxies refuse requests of more th
 FILE_PREFIX: Final = "file:"  # of the names of uploaded models and devices
 TABS: Final = ("overview", "network", "memory", "sweeps", "compare", "timeline", "validation", "glossary")
 SWEEPS: Final = ("batch", "length", "figure-4", "figure-5", "figure-6", "figure-7", "figure-8")
+STEPS: Final = ("mean", "last")  # decode steps by name, beside the first one and that at a context
 MAX_PINS: Final = 6
 _MAX_DEVICES: Final = 8
 _MAX_TEXT_CHARACTERS: Final = 300
@@ -233,6 +234,8 @@ class State:
     library  kernel library of the expected times; the one with the most measurements if empty
     engine   serving engine, whose host may leave gaps between launches; none if empty
     measured the user's own measurements, as QUANTITY=VALUE
+    step     decode step that everything of that phase shows: the first one or that at `context` if empty, else the one
+             at the mean context of all steps, or the last one
     context  tokens attended to in the decode step shown; those of the first step if 0
     quant    precision, as published if empty
     attention  attention kernel, the default of the accounting if empty
@@ -255,6 +258,7 @@ class State:
     prompt: int = _declared("prompt")
     gen: int = _declared("gen", 128)
     context: int = _declared("kv_len", 0)
+    step: str = _field(_words("", *STEPS), "")
     quant: str = _declared("quant", "")
     attention: str = _declared("attention", "")
     tp: int = _declared("tp")
@@ -373,6 +377,17 @@ class State:
             self, phase="decode", tab="overview", op="", sweep="batch", curves="devices", quants=(), pins=(), passes=0,
             stage=0,
         )  # fmt: skip
+
+    @property
+    def kv_len(self) -> int | None:
+        """Tokens that the decode step shown attends to, its own included; None for the first step.
+
+        The mean is over the contexts of all steps, from `prompt` + 1 to `prompt` + `gen` - 1.
+        """
+        if not self.step:
+            return self.context or None
+        generated = self.gen // 2 if self.step == "mean" else self.gen - 1
+        return self.prompt + max(generated, 1)
 
     def pin_link(self, device: str) -> str:
         """Link to the setting on one of its devices, for comparison with other settings; it contains no files."""

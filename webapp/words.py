@@ -38,6 +38,11 @@ CONTROLS: Final[Mapping[str, ControlWords]] = {
     "batch": _declared("batch"),
     "prompt": _declared("prompt"),
     "gen": _declared("gen"),
+    "step": ControlWords(
+        "Decode step",
+        "Step shown by sentence, figures and tables: first, at the mean context (as TPOT), last, or at one.",
+        "context",
+    ),
     "context": _declared("kv_len"),
     "quant": _declared("quant"),
     "attention": _declared("attention"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from .app import create
 
-server = create(hosts=os.environ.get("LLMVIEWER_ALLOWED_HOSTS", "").replace(",", " ").split()).server
+server = create().server

@@ -9,12 +9,35 @@ const copyText = async (text) => { // browsers allow clipboard access only on ht
   }
 };
 
+const usePasted = (name, text, title) => { // as a dropped file
+  const bytes = new TextEncoder().encode(text);
+  const contents = `data:text/plain;base64,${btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""))}`;
+  const filename = `${title}.${text.startsWith("{") ? "json" : "yaml"}`;
+  window.dash_clientside.set_props(`${name}-file`, { filename: [filename], contents: [contents] });
+};
+
+document.addEventListener("paste", (event) => { // a config.json in place of a search
+  const text = event.clipboardData?.getData("text").trim() || "";
+  const searches = event.target.closest?.(".dash-dropdown-content, #model");
+  const elsewhere = !event.target.closest?.("input, textarea, [contenteditable]");
+  if (!text.startsWith("{") || !(searches || elsewhere)) return;
+  event.preventDefault();
+  usePasted("model", text, "config");
+});
+
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("button");
   if (!button) return;
   if (button.id === "copy") {
     button.textContent = (await copyText(location.href)) ? "Copied" : "Copy the address instead";
     setTimeout(() => (button.textContent = "Copy link"), 1500);
+  }
+  if (button.classList.contains("paste")) {
+    const name = button.dataset.for;
+    const area = document.getElementById(`${name}-paste`);
+    const text = area.value.trim();
+    const title = document.getElementById(`${name}-paste-name`).value.trim() || "config";
+    if (text) usePasted(name, text, title);
   }
   if (button.classList.contains("zoom")) {
     const drawing = button.closest("section").querySelector(".network");
@@ -77,8 +100,46 @@ window.dash_clientside = Object.assign({}, window.dash_clientside, {
   },
 });
 
-/* dash-cytoscape sets the default wheel sensitivity, and cytoscape warns about any that is set. */
-if (window.dash_cytoscape?.Cytoscape?.defaultProps) delete window.dash_cytoscape.Cytoscape.defaultProps.wheelSensitivity;
+/* Bundles of grids and graphs are loaded when one of them comes near the window, or once the first figure had time. */
+const PREFETCH_DELAY_MS = 1000;
+const loadScript = (url) =>
+  new Promise((resolve, reject) => {
+    const script = Object.assign(document.createElement("script"), { src: url, onload: resolve, onerror: reject });
+    document.head.append(script);
+  });
+const loading = new Map(); // promises of components, by namespace
+const loadComponent = (namespace, { component, url }, standIn) => {
+  if (!loading.has(namespace))
+    loading.set(namespace, loadScript(url).then(() => {
+      const bundle = window[namespace];
+      const loaded = bundle[component];
+      if (namespace === "dash_cytoscape" && loaded.defaultProps) delete loaded.defaultProps.wheelSensitivity; // or cytoscape warns
+      window[namespace] = { ...bundle, [component]: standIn }; // components on the page keep their type
+      return loaded;
+    }));
+  return loading.get(namespace);
+};
+for (const [namespace, bundle] of Object.entries(window.llmviewerBundles || {})) {
+  const standIn = (props) => {
+    const [loaded, setLoaded] = React.useState({});
+    const place = React.useRef(null);
+    React.useEffect(() => {
+      if (loaded.component || !place.current) return;
+      const load = () => {
+        observer.disconnect();
+        loadComponent(namespace, bundle, standIn).then((component) => setLoaded({ component }));
+      };
+      const observer = new IntersectionObserver((entries) => entries.some((entry) => entry.isIntersecting) && load(), { rootMargin: "400px" });
+      observer.observe(place.current);
+      const later = setTimeout(() => place.current?.offsetParent && load(), PREFETCH_DELAY_MS); // what is shown at all
+      return () => [observer.disconnect(), clearTimeout(later)];
+    }, []);
+    if (loaded.component) return React.createElement(loaded.component, props);
+    return React.createElement("div", { id: props.id, className: props.className, style: { minHeight: 40, ...props.style }, ref: place });
+  };
+  standIn.dashRenderType = namespace === "dash_ag_grid";
+  window[namespace] = { [bundle.component]: standIn };
+}
 
 document.addEventListener("submit", (event) => event.preventDefault()); // Enter in a field only changes the field
 

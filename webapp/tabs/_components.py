@@ -117,12 +117,11 @@ def cards(card_list: Iterable[Card]) -> Component:
         [
             html.Div([
                 html.Dt(card.label),
-                html.Dd([*([f"{card.sign}\N{NO-BREAK SPACE}"] if card.sign else []), html.Span(card.value)],
-                        className="alarm" if card.alarm else ""),
-                *([html.Dd(badge(card.bound))] if card.bound else []),
+                html.Dd([*([f"{card.sign}\N{NO-BREAK SPACE}"] if card.sign else []), html.Span(card.value),
+                         *([badge(card.bound)] if card.bound else [])], className="alarm" if card.alarm else ""),
                 *([html.Dd(overview.expected_text(card), className="expected")] if card.expected else []),
-                html.Dd(card.about),
-            ], className="card")
+                html.Dd(card.about, className="about"),
+            ], className="card", title=card.about)
             for card in card_list
         ],
         className="cards",

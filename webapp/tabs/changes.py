@@ -21,6 +21,7 @@ from ..views.changes import CandidateChange, CandidateGains
 from ._components import panel, with_loading
 
 _PLACE, _ALL_TECHNIQUES = "changes", "more-changes"
+_MAX_UNFOLDED_CHANGES: Final = 5
 _MAX_UNFOLDED_DEVICES: Final = 3  # gains on more devices are folded
 
 
@@ -42,11 +43,16 @@ def placeholder(state: State) -> Component:
 
 def content(changes: Sequence[CandidateGains], impossible: Sequence[str], state: State) -> list[Component]:
     """Helpful changes, then folded the ones without gain and the impossible ones with their reasons."""
-    helpful = [_line(one, state) for one in changes if one.is_worthwhile]
+    helpful, smaller_gains = ([_line(one, state) for one in part] for part in _split(changes))
     others = [_line(one, state) for one in changes if not one.is_worthwhile]
     impossible_items = [html.Li(line) for line in impossible]
     return [
         html.Ul(helpful) if helpful else html.P("None of the changes tried here helps."),
+        *(
+            [html.Details([html.Summary(f"{len(smaller_gains)} more that help less"), html.Ul(smaller_gains)])]
+            if smaller_gains
+            else []
+        ),
         *([html.Details([html.Summary(f"{len(others)} without gain here"), html.Ul(others)])] if others else []),
         *(
             [html.Details([html.Summary(f"{len(impossible_items)} not possible here"), html.Ul(impossible_items)])]
@@ -54,6 +60,12 @@ def content(changes: Sequence[CandidateGains], impossible: Sequence[str], state:
             else []
         ),
     ]
+
+
+def _split(changes: Sequence[CandidateGains]) -> tuple[Sequence[CandidateGains], Sequence[CandidateGains]]:
+    """The helpful changes: those with the largest gains, and the others, which are folded."""
+    helpful = [one for one in changes if one.is_worthwhile]
+    return helpful[:_MAX_UNFOLDED_CHANGES], helpful[_MAX_UNFOLDED_CHANGES:]
 
 
 def _line(gains: CandidateGains, state: State) -> Component:

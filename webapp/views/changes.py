@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from llmviewer.errors import InputError
+from llmviewer.records import frozen
 from llmviewer.reports.phrases import between
+from llmviewer.setting import changes_passes
 from llmviewer.units import counted, fold, seconds, si
 from llmviewer.variants.changes import flash_attention, fullest_batch, further_techniques, more_devices, precisions
 from llmviewer.variants.evaluation import Evaluation, Objective
@@ -20,6 +22,25 @@ from ..words import LOWER_BOUND_SIGN
 
 _DEGREES: Final = (2, 8)
 _CPU_LIMIT_REACHED: Final = "CPU-time limit of the request; choose fewer devices, or try again"
+
+
+@frozen(kw_only=True)
+class PassVariant(Variant):
+    """A variant whose gain is that of one pass, as the sentence and the figures show it.
+
+    pass_gains  factors by which the pass gets faster, per sequence, at the bound and expected; None if that is unknown
+    """
+
+    phase: str
+    pass_gains: tuple[float, float | None]
+
+    @property
+    def gain(self) -> float:
+        return self.pass_gains[0]
+
+    @property
+    def expected_gain(self) -> float | None:
+        return self.pass_gains[1]
 
 
 class CandidateChange(NamedTuple):
@@ -98,10 +119,18 @@ def ranked_changes(
     return sorted((CandidateGains(*one) for one in variants.items()), key=lambda one: -one.largest_gain), lines
 
 
-def objective(result: DeviceResult, state: State) -> Objective:
-    """The time to minimize in the phase shown: TPOT or TTFT."""
-    decode = state.phase == "decode" and result.evaluation.gen > 1
-    return Objective.TPOT if decode else Objective.TTFT
+def _variant(change: Change, base: Evaluation, result: Evaluation, phase: str) -> Variant:
+    """The variant by the pass of a phase; by TPOT or TTFT where techniques make passes differ in what they yield.
+
+    Raises InputError if the change is impossible.
+    """
+    if any(changes_passes(one.setting.techniques) for one in (base, result)):
+        objective = Objective.TPOT if phase == "decode" and base.gen > 1 else Objective.TTFT
+        _ = result.bounds, result.intervals  # raise what makes it impossible
+        return Variant(changes=(change,), base=base, result=result, objective=objective)
+    plain = Variant(changes=(change,), base=base, result=result)
+    gains = plain.pass_gain(phase), plain.expected_pass_gain(phase)
+    return PassVariant(changes=(change,), base=base, result=result, phase=phase, pass_gains=gains)
 
 
 def candidates(result: DeviceResult, state: State) -> Iterator[CandidateChange]:
@@ -140,20 +169,17 @@ def evaluated(
     """Variants of the possible candidates, the largest gain first, and the reasons why others are not possible."""
     variants: list[tuple[CandidateChange, Variant]] = []
     impossible: list[tuple[CandidateChange, str]] = []
-    time_objective = objective(result, state)
+    phase = result.phase_name(state.phase)
     for place, candidate in enumerate(candidates_to_try):
         one_device = replace(candidate.state, on=(result.name,))
         try:
-            changed = evaluation_of(one_device)
+            variant = _variant(candidate.change, result.evaluation, evaluation_of(one_device), phase)
         except CpuLimitError:
             impossible += [(one, _CPU_LIMIT_REACHED) for one in candidates_to_try[place:]]
             break
         except InputError as error:
             impossible.append((candidate, str(error)))
         else:
-            variant = Variant(
-                changes=(candidate.change,), base=result.evaluation, result=changed, objective=time_objective
-            )
             variants.append((candidate, variant))
     return sorted(variants, key=lambda one: -one[1].likely_gain), impossible
 
@@ -177,11 +203,17 @@ def gain_text(variant: Variant) -> str:
 
 
 def time_text(variant: Variant) -> str:
-    """Bound and expected time of the objective, such as "TPOT >= 13.1 ms, expected 20.1 ms (18.0 to 23.0 ms)"."""
-    result, time_objective = variant.result, variant.objective
-    name = ("TPOT" if time_objective is Objective.TPOT else "TTFT") if result.setting.model.generates else "latency"
-    bound = f"{name} {LOWER_BOUND_SIGN} {seconds(result.bounds.numbers()[f'{time_objective}_s'])}"
-    expected = result.expected_tpot if time_objective is Objective.TPOT else result.expected_ttft
+    """Bound and expected time of the pass, or of the objective, such as "decode step >= 13.1 ms, expected 20.1 ms"."""
+    result, objective = variant.result, variant.objective
+    generates = result.setting.model.generates
+    if isinstance(variant, PassVariant):
+        name = {"decode": "decode step", "prefill": "TTFT" if generates else "one pass"}[variant.phase]
+        bound_s, expected = float(result.pass_s(variant.phase)), result.expected_pass_s(variant.phase)
+    else:
+        name = "TPOT" if objective is Objective.TPOT else "TTFT" if generates else "one pass"
+        bound_s = result.bounds.numbers()[f"{objective}_s"]
+        expected = result.expected_tpot if objective is Objective.TPOT else result.expected_ttft
+    bound = f"{name} {LOWER_BOUND_SIGN} {seconds(bound_s)}"
     interval = between(*expected.numbers()) if expected else ""
     return f"{bound}, expected {interval}" if interval else bound
 

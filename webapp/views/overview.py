@@ -12,9 +12,23 @@ from llmviewer.reports.drawing import SKY
 from llmviewer.reports.operator_table import computed_in, merged, operator_id
 from llmviewer.reports.page_figures import PageFigure, page_figure
 from llmviewer.reports.parts import Card
-from llmviewer.reports.phrases import below, effect_lines, headline, measured_label, sentence, subject
+from llmviewer.reports.phrases import (
+    below,
+    between,
+    effect_lines,
+    headline,
+    measured_label,
+    memory_margin,
+    per_device,
+    phase_title,
+    sentence,
+    subject,
+)
+from llmviewer.units import seconds, si
 
 from ..results import DeviceResult
+from ..state import State
+from ..words import LOWER_BOUND_SIGN
 
 _SPACE: Final = "\N{NO-BREAK SPACE}"
 
@@ -62,9 +76,48 @@ def _phase_sources(result: DeviceResult) -> str:
     )
 
 
-def cards(result: DeviceResult) -> list[Card]:
-    """Cards of the totals on one device."""
-    return [*time_cards(result.analysis), *memory_cards(result.analysis)]
+def step_name(result: DeviceResult, state: State) -> str:
+    """The decode step shown, such as "mean step"; a pass if it yields several tokens of a sequence."""
+    effect = result.analysis.effect
+    noun = "pass" if effect and effect.tokens_per_step not in (None, 1) else "step"
+    if state.step:
+        return f"{state.step} {noun}"
+    return f"{noun} at context {state.context:,}" if state.context else f"first {noun}"
+
+
+def shown_time(result: DeviceResult, state: State) -> tuple[str, str, str]:
+    """Name, bound and expected time, with its interval, of the pass shown: a prefill or a decode step."""
+    phase = result.phase_name(state.phase)
+    total = result.phase(phase).total
+    expected = between(total.expected_time_s, total.expected_low_s, total.expected_high_s)
+    name = step_name(result, state) if phase == "decode" else phase_title(result.analysis, phase)
+    return name, seconds(total.bound_time_s), expected
+
+
+def verdict(results: Sequence[DeviceResult], state: State) -> tuple[str, str]:
+    """Whether the request fits the first device, with the first change by which it does; and what bounds the phase."""
+    first = results[0]
+    analysis, phase = first.analysis, first.phase_name(state.phase)
+    _, name = memory_margin(analysis.memory)
+    size = f"{si(memory_margin(analysis.memory)[0])}B {name}"
+    fixes = None if analysis.memory.fits else analysis.memory_fixes
+    fix = f"; fits with {_with_control_labels(fixes.found[0].typed)}" if fixes and fixes.found else ""
+    fit = f"{'Fits' if analysis.memory.fits else 'Does not fit'}: {size}{per_device(analysis)}{fix}."
+    pass_name, bound, expected = shown_time(first, state)
+    times = f"{pass_name} {LOWER_BOUND_SIGN} {bound}" + (f", expected {expected}" if expected else "")
+    title = phase_title(analysis, phase).capitalize()
+    where = f"{first.name}: " * (len(results) > 1)
+    return f"{where}{fit}", f"{title} is {first.phase(phase).total.bound}-bound; {times}."
+
+
+def cards(result: DeviceResult, state: State) -> list[Card]:
+    """Cards of the totals on one device, with the decode step shown beside the mean of all."""
+    times, memory = time_cards(result.analysis), memory_cards(result.analysis)
+    if result.phase_name(state.phase) == "decode":
+        name, bound, expected = shown_time(result, state)
+        about = f"context {result.phase('decode').kv_len:,}"
+        times.insert(2, Card(label=name, value=bound, about=about, sign=LOWER_BOUND_SIGN, expected=expected))
+    return [*times, *memory]
 
 
 class TotalCell(NamedTuple):
@@ -75,26 +128,26 @@ class TotalCell(NamedTuple):
     alarm: bool = False
 
 
-def totals(results: Sequence[DeviceResult], phase: str) -> list[tuple[TotalCell, ...]]:
-    """Totals of several devices: a line of heads, then one per device."""
-    each = [cards(one) for one in results]
-    heads = (
-        TotalCell("device"), TotalCell(f"{results[0].phase_name(phase)} bound"),
-        *(TotalCell(f"{card.label} {card.sign}" if card.sign else card.label) for card in each[0]),
-    )  # fmt: skip
-    lines = [
-        (
-            TotalCell(one.name),
-            TotalCell(one.phase(phase).total.bound),
-            *(TotalCell(card.value, _detail(card), card.alarm) for card in card_list),
-        )
-        for one, card_list in zip(results, each, strict=True)
+def totals(results: Sequence[DeviceResult], state: State) -> list[tuple[TotalCell, ...]]:
+    """Totals of several devices, whether each fits first: a line of heads, then one per device."""
+    each = [cards(one, state) for one in results]
+    heads = [_head(card) for card in each[0]]
+    lines = [[TotalCell(card.value, _detail(card), alarm=card.alarm) for card in card_list] for card_list in each]
+    rows = [heads, *lines]
+    fit = len(each[0]) - len(memory_cards(results[0].analysis))
+    names = [
+        TotalCell("device"),
+        *(TotalCell(one.name, f"{one.phase(state.phase).total.bound}-bound") for one in results),
     ]
-    return [heads, *lines]
+    return [(name, row[fit], *row[:fit], *row[fit + 1 :]) for name, row in zip(names, rows, strict=True)]
+
+
+def _head(card: Card) -> TotalCell:
+    return TotalCell(f"{card.label} {card.sign}" if card.sign else card.label, "expected" if card.expected else "")
 
 
 def _detail(card: Card) -> str:
-    return f"expected {card.expected}" if card.expected else card.about.partition("; ")[2]
+    return card.expected or card.about.partition(", ")[2] if card.alarm or card.expected else ""
 
 
 def expected_text(card: Card) -> str:

@@ -92,7 +92,7 @@ class SweepCurve:
 
     def context(self, x: Num) -> Num:
         """Tokens attended to in the decode step."""
-        fixed_context = self.state.context if self.state.sweep == "batch" else 0
+        fixed_context = (self.state.kv_len or 0) if self.state.sweep == "batch" else 0
         return fixed_context or self._prompt(x) + 1
 
     def _generated(self, x: Num) -> Num:

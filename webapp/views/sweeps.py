@@ -131,7 +131,7 @@ def _axis(state: State) -> tuple[str, int]:
 
 def _fixed_inputs(line: SweepCurve, state: State) -> str:
     if state.sweep == "batch":
-        return f"prompt {state.prompt}, context {line.context(0)}" if state.context else f"prompt {state.prompt}"
+        return f"prompt {state.prompt}, context {line.context(0)}" if state.kv_len else f"prompt {state.prompt}"
     return f"batch {state.batch}"
 
 

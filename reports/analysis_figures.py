@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import Final
 
 import plotly.graph_objects as go
@@ -12,11 +14,24 @@ from llmviewer.analyzing.analysis import Analysis
 from llmviewer.analyzing.phases import Total
 from llmviewer.units import seconds, si
 
-from .drawing import BOUND_COLOR, GRID, INK, INSIDE, PAPER, PART_COLOR, PART_INK, frame, list_rows, time_unit
+from .drawing import (
+    BOUND_COLOR,
+    GRID,
+    INK,
+    INSIDE,
+    KIND_COLOR,
+    PAPER,
+    PART_COLOR,
+    PART_INK,
+    frame,
+    list_rows,
+    time_unit,
+)
 from .phrases import between, memory_margin, per_device, phase_title
 from .roofline_points import OTHER, Piece, pieces
 
-_MIN_LABELLED_SHARE: Final = 0.25  # of the width, from which a bar has room for its time on a phone too
+_BAR_PAIRS: Final = "dark bars are lower bounds, light ones expected times"
+_EXPECTED_OPACITY: Final = 0.5
 _HATCHING: Final = {"fillmode": "overlay", "fgcolor": "white", "size": 8, "solidity": 0.3}
 
 
@@ -24,7 +39,7 @@ def time_bars(analysis: Analysis) -> go.Figure:
     """Shares of the operators in the time of each phase, colored by bound."""
     figure = frame(
         f"Where the time goes: {analysis.model.name} on {analysis.hardware.name}",
-        f"operators below {OTHER:.0%} are grouped as other",
+        f"operators below {OTHER:.0%}, at the bound and as expected, are other",
         height=340,
     )
     rows = {
@@ -45,45 +60,49 @@ def time_bars(analysis: Analysis) -> go.Figure:
 
 
 def phase_bars(analyses: Mapping[str, Analysis], phase: str) -> go.Figure:
-    """Time of a phase in several settings, by name, divided into operators."""
+    """Bound and expected time of a phase in several settings, by name, each divided into operators."""
     phases = {name: dict(one.phases).get(phase, one.phases.prefill) for name, one in analyses.items()}
-    rows = {
-        name: f"{name}<br>\N{GREATER-THAN OR EQUAL TO} {seconds(one.total.bound_time_s)}"
-        for name, one in phases.items()
-    }
+    rows = {name: "<br>".join((name, *_row_times(one.total))) for name, one in phases.items()}
     figure = frame(
         f"Where the time of {phase} goes",
-        f"bars are lower bounds; operators below {OTHER:.0%} are grouped as other",
-        height=190 + 74 * len(phases),
+        f"{_BAR_PAIRS}; operators below {OTHER:.0%} of both are other",
+        height=170 + 84 * len(phases),
     )  # fmt: skip
-    longest = max(one.total.bound_time_s for one in phases.values())
+    expected = {name: _expected(one.total) for name, one in phases.items() if one.total.expected_time_s}
+    longest = max(*(one.total.bound_time_s for one in phases.values()), *(high_s for *_, high_s in expected.values()))
     scale, unit = time_unit(longest)
-    for bound in BOUND_COLOR:
-        same_bound = [
-            (piece, scale * one.total.bound_time_s)
-            for name, one in phases.items()
-            for piece in pieces(one, rows[name])
-            if piece.bound == bound
-        ]
-        if same_bound:
-            _pieces(figure, bound, [piece for piece, _ in same_bound], lengths=[length for _, length in same_bound])
-    expected = {rows[name]: _expected(one.total) for name, one in phases.items() if one.total.expected_time_s}
+    pieces_by_setting = {name: pieces(one, rows[name]) for name, one in phases.items()}
+    by_color = _colored([piece for each in pieces_by_setting.values() for piece in each])
+    for label, (color, is_member) in by_color.items():
+        _phase_pieces(figure, label, color, {
+            name: [piece for piece in each if is_member(piece)] for name, each in pieces_by_setting.items()
+        }, {name: scale * one.total.bound_time_s for name, one in phases.items()})  # fmt: skip
     if expected:
+        starts = {name: _expected_starts(pieces_by_setting[name]) for name in expected}
+        for label, (color, is_member) in by_color.items():
+            parts = [
+                (piece, scale * start_s)
+                for name in expected
+                for piece, start_s in starts[name]
+                if is_member(piece) and piece.expected_s
+            ]
+            figure.add_bar(
+                orientation="h", y=[piece.row for piece, _ in parts], base=[start for _, start in parts],
+                x=[scale * (piece.expected_s or 0.0) for piece, _ in parts], customdata=[p.operator for p, _ in parts],
+                name=label, showlegend=False, offset=-0.4, width=0.34,
+                marker={"color": color, "opacity": _EXPECTED_OPACITY, "line": {"color": PAPER, "width": 1.5}},
+                hovertext=[_expected_hover(piece) for piece, _ in parts], hovertemplate="%{hovertext}<extra></extra>",
+            )  # fmt: skip
         times, lows, highs = ([scale * time_s for time_s in each] for each in zip(*expected.values(), strict=True))
-        figure.add_scatter(
-            y=list(expected), x=times, mode="markers+text", name="expected, 80 % interval",
-            text=[seconds(time_s) for time_s, _, _ in expected.values()], cliponaxis=False,
-            textposition=["top right" if time < max(highs) / 2 else "top center" for time in times],  # off short bars
-            hovertext=[f"expected {between(*each)}" for each in expected.values()],
-            hovertemplate="%{hovertext}<extra></extra>",
-            marker={"symbol": "line-ns-open", "size": 26, "color": INK, "line": {"width": 3}},
-            error_x={
+        figure.add_bar(
+            orientation="h", y=[rows[name] for name in expected], x=times, offset=-0.4, width=0.34, name="expected",
+            showlegend=False, marker={"color": "rgba(0,0,0,0)"},
+            hoverinfo="skip", error_x={
                 "type": "data", "array": [high - time for time, high in zip(times, highs, strict=True)],
                 "arrayminus": [time - low for time, low in zip(times, lows, strict=True)],
-                "color": INK, "thickness": 2, "width": 6,
+                "color": INK, "thickness": 1.5, "width": 4,
             },
         )  # fmt: skip
-        longest = max(longest, *(high_s for _, _, high_s in expected.values()))
     figure.update_layout(barmode="overlay", uniformtext={"minsize": 9, "mode": "hide"}, showlegend=True)
     figure.update_xaxes(title_text=f"time [{unit}]", range=[0, 1.02 * scale * longest], showgrid=False)
     list_rows(figure, rows.values())
@@ -94,51 +113,106 @@ def operator_bars(analysis: Analysis, phase: str) -> go.Figure:
     """Lower bound and expected time of each operator of a phase, the longest first."""
     analyzed = dict(analysis.phases).get(phase, analysis.phases.prefill)
     total = analyzed.total
-    ranked = sorted(pieces(analyzed, ""), key=lambda piece: (piece.name == "other", -piece.share))
-    listed = [one for one in ranked if one.share >= OTHER / 2]
+    listed = sorted(pieces(analyzed, ""), key=lambda piece: (piece.name == "other", -piece.share))
     name_counts = Counter(one.name for one in listed)
     rows = {f"{one.name} {one.share:.0%}" + f", {one.bound}" * (name_counts[one.name] > 1): one for one in listed}
-    hovers = {
-        row: one.hover if one.expected_s is None else f"{one.hover}<br>expected {seconds(one.expected_s)}"
-        for row, one in rows.items()
-    }
     expect = between(total.expected_time_s, total.expected_low_s, total.expected_high_s)
     figure = frame(
         f"Where the time of {phase} goes",
-        f"bars are lower bounds, {seconds(total.bound_time_s)} in total" + f"; expected {expect}" * bool(expect)
-        + f"; operators below {OTHER:.0%} are other",
-        height=160 + 26 * len(rows), top=60, bottom=100,
+        f"{_BAR_PAIRS if expect else 'bars are lower bounds'}, {seconds(total.bound_time_s)}"
+        + (f" and {expect} in total" if expect else " in total") + f"; operators below {OTHER:.0%} are other",
+        height=160 + 30 * len(rows), top=60, bottom=100,
     )  # fmt: skip
     bounds_s = {row: one.share * total.bound_time_s for row, one in rows.items()}
     expected = {row: one.expected_s for row, one in rows.items() if one.expected_s is not None}
     longest = max([*bounds_s.values(), *expected.values()])
     scale, unit = time_unit(longest)
-    for bound in BOUND_COLOR:
-        same_bound = {row: one for row, one in rows.items() if one.bound == bound}
-        if same_bound:
-            figure.add_bar(
-                orientation="h", y=list(same_bound), x=[scale * bounds_s[row] for row in same_bound],
-                name=f"{bound}-bound", width=0.8, marker={"color": BOUND_COLOR[bound]},
-                customdata=[one.operator for one in same_bound.values()],
-                hovertext=[hovers[row] for row in same_bound], hovertemplate="%{hovertext}<extra></extra>",
-            )  # fmt: skip
-    wide_rows = [row for row, time_s in bounds_s.items() if time_s > _MIN_LABELLED_SHARE * longest]
-    figure.add_scatter(
-        y=wide_rows, x=[0] * len(wide_rows), mode="text",
-        text=[f"\N{NO-BREAK SPACE}{seconds(bounds_s[row])}" for row in wide_rows],
-        hoverinfo="skip", textposition="middle right", textfont={"color": "white", "size": 11}, showlegend=False,
-    )  # fmt: skip
-    if expected:
-        figure.add_scatter(
-            y=list(expected), x=[scale * time_s for time_s in expected.values()], mode="markers", name="expected",
-            customdata=[rows[row].operator for row in expected],
-            hovertext=[hovers[row] for row in expected], hovertemplate="%{hovertext}<extra></extra>",
-            marker={"symbol": "line-ns-open", "size": 14, "color": INK, "line": {"width": 2.5}},
+    for label, (color, is_member) in _colored(listed).items():
+        same = {row: one for row, one in rows.items() if is_member(one)}
+        figure.add_bar(
+            orientation="h", y=list(same), x=[scale * bounds_s[row] for row in same], name=label, offset=0, width=0.4,
+            marker={"color": color}, customdata=[one.operator for one in same.values()],
+            hovertext=[one.hover for one in same.values()], hovertemplate="%{hovertext}<extra></extra>",
         )  # fmt: skip
+        later = {row: one for row, one in same.items() if row in expected}
+        if later:
+            figure.add_bar(
+                orientation="h", y=list(later), x=[scale * expected[row] for row in later], name=f"{label}, expected",
+                showlegend=False, offset=-0.4, width=0.4, marker={"color": color, "opacity": _EXPECTED_OPACITY},
+                customdata=[one.operator for one in later.values()],
+                hovertext=[_expected_hover(one) for one in later.values()],
+                hovertemplate="%{hovertext}<extra></extra>",
+            )  # fmt: skip
     figure.update_layout(barmode="overlay", showlegend=True)
     figure.update_xaxes(title_text=f"time [{unit}]", range=[0, 1.03 * scale * longest], showgrid=False)
     list_rows(figure, rows)
     return figure
+
+
+_Group = tuple[str, Callable[[Piece], bool]]  # color, and whether a piece has it
+
+
+def _colored(bars: Sequence[Piece]) -> Mapping[str, _Group]:
+    """Colors of pieces with their legends: by bound or, if all have the same one, by kind of operator."""
+    bounds = {piece.bound for piece in bars}
+    if len(bounds) > 1:
+        return {
+            f"{bound}-bound": (color, partial(_has_bound, bound=bound))
+            for bound, color in BOUND_COLOR.items()
+            if bound in bounds
+        }
+    shares: dict[str, float] = {}
+    for piece in bars:
+        if piece.operator:
+            shares[piece.kind] = shares.get(piece.kind, 0.0) + piece.share
+    named = sorted(shares, key=lambda kind: -shares[kind])[: len(KIND_COLOR) - 1]
+    groups: dict[str, _Group] = {
+        kind: (color, partial(_has_kind, kinds=(kind,))) for kind, color in zip(named, KIND_COLOR, strict=False)
+    }
+    others = partial(_has_no_kind, kinds=tuple(named))
+    return groups | ({"other": (KIND_COLOR[-1], others)} if any(map(others, bars)) else {})
+
+
+def _has_bound(piece: Piece, *, bound: str) -> bool:
+    return piece.bound == bound
+
+
+def _has_kind(piece: Piece, *, kinds: Sequence[str]) -> bool:
+    return bool(piece.operator) and piece.kind in kinds
+
+
+def _has_no_kind(piece: Piece, *, kinds: Sequence[str]) -> bool:
+    return not _has_kind(piece, kinds=kinds)
+
+
+def _phase_pieces(
+    figure: go.Figure, label: str, color: str, bars: Mapping[str, Sequence[Piece]], lengths: Mapping[str, float]
+) -> None:
+    """Pieces of one color in the bars of bounds; `lengths` are those of the bars, by setting."""
+    parts = [(piece, lengths[name]) for name, each in bars.items() for piece in each]
+    figure.add_bar(
+        orientation="h", y=[p.row for p, _ in parts], x=[p.share * length for p, length in parts],
+        base=[p.start * length for p, length in parts], customdata=[p.operator for p, _ in parts], name=label,
+        marker={"color": color, "line": {"color": PAPER, "width": 1.5}}, offset=-0.04, width=0.44,
+        text=[p.text for p, _ in parts], textfont={"color": "white", "weight": 600}, **INSIDE,
+        hovertext=[p.hover for p, _ in parts], hovertemplate="%{hovertext}<extra></extra>",
+    )  # fmt: skip
+
+
+def _expected_starts(bars: Sequence[Piece]) -> list[tuple[Piece, float]]:
+    """Pieces with the times at which they begin in the bar of expected times. [s]"""
+    ends = accumulate((piece.expected_s or 0.0 for piece in bars), initial=0.0)
+    return list(zip(bars, ends, strict=False))
+
+
+def _expected_hover(piece: Piece) -> str:
+    return piece.hover if piece.expected_s is None else f"{piece.hover}<br>expected {seconds(piece.expected_s)}"
+
+
+def _row_times(total: Total) -> list[str]:
+    """Bound and expected time of a phase, a line each."""
+    expected = [f"expected {seconds(total.expected_time_s)}"] if total.expected_time_s else []
+    return [f"\N{GREATER-THAN OR EQUAL TO} {seconds(total.bound_time_s)}", *expected]
 
 
 def _expected(total: Total) -> tuple[float, float, float]:
@@ -201,16 +275,12 @@ def memory_bar(analysis: Analysis) -> go.Figure:
     return figure
 
 
-def _pieces(figure: go.Figure, bound: str, bars: Sequence[Piece], lengths: Sequence[float] | None = None) -> None:
-    """Bars of operators with one bound.
-
-    lengths  time of the phase of each bar; 1 if not given
-    """
-    scales = [1.0] * len(bars) if lengths is None else lengths
+def _pieces(figure: go.Figure, bound: str, bars: Sequence[Piece]) -> None:
+    """Bars of operators with one bound, as shares of the time of their phase."""
     figure.add_bar(
-        orientation="h", y=[p.row for p in bars], x=[p.share * length for p, length in zip(bars, scales, strict=True)],
-        base=[p.start * length for p, length in zip(bars, scales, strict=True)], customdata=[p.operator for p in bars],
-        name=f"{bound}-bound", marker={"color": BOUND_COLOR[bound], "line": {"color": PAPER, "width": 1.5}}, width=0.62,
+        orientation="h", y=[p.row for p in bars], x=[p.share for p in bars], base=[p.start for p in bars],
+        customdata=[p.operator for p in bars], name=f"{bound}-bound",
+        marker={"color": BOUND_COLOR[bound], "line": {"color": PAPER, "width": 1.5}}, width=0.62,
         text=[p.text for p in bars], textfont={"color": "white", "weight": 600}, **INSIDE,
         hovertext=[p.hover for p in bars], hovertemplate="%{hovertext}<extra></extra>",
     )  # fmt: skip

@@ -19,6 +19,8 @@ VERMILLION: Final = "#D55E00"
 PURPLE: Final = "#CC79A7"
 YELLOW: Final = "#F0E442"
 BOUND_COLOR: Final = {"memory": VERMILLION, "compute": GREEN, "link": BLUE}
+# Kinds of operators where all have one bound, dark enough for white words: contrasts of 4.5 and more. The last: others.
+KIND_COLOR: Final = (BLUE, "#A0527F", "#8A6100", "#00785A", "#5E50B5", "#66707A")
 PART_COLOR: Final = {"weights": BLUE, "KV cache": ORANGE, "activations": PURPLE}
 PART_INK: Final = {"weights": "white", "KV cache": "black", "activations": "black"}  # on those, on a dark page too
 # Written as browsers write them, so that a style sheet can find them and put colours of a dark page in their place.

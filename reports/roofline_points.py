@@ -185,12 +185,14 @@ class Piece:
     """A part of a phase's bar, `share` long from `start`: operators of one name, or small ones together.
 
     operator    BLOCK.NAME of the one with the largest share; "" of small ones together
+    kind        kind of the one with the largest share
     expected_s  expected time; None where only the bound is known
     """
 
     row: str
     name: str
     operator: str
+    kind: str
     bound: str
     start: float
     share: float
@@ -200,16 +202,24 @@ class Piece:
 
 
 def pieces(phase: Phase, row: str) -> list[Piece]:
-    """The operators of a phase as parts of its bar, grouped by bound, that with the most time first."""
+    """The operators of a phase as parts of its bar, grouped by bound, that with the most time first.
+
+    Small ones are those with less than OTHER of the time, at the bound and as expected.
+    """
     operators_by_key: dict[tuple[str, str], list[OperatorResult]] = {}
     for op in sorted(phase.operators, key=lambda op: -op.share):
         operators_by_key.setdefault((op.bound, op.name), []).append(op)
     shares = {key: sum(op.share for op in ops) for key, ops in operators_by_key.items()}
-    by_bound = phase.total.time_by_bound_s
-    ranked = sorted(operators_by_key, key=lambda key: (-by_bound[key[0]], key[0], shares[key] < OTHER, -shares[key]))
+    by_bound, expected_total_s = phase.total.time_by_bound_s, phase.total.expected_time_s
+    expected_s = {key: sum(op.expected_time_s or 0.0 for op in ops) for key, ops in operators_by_key.items()}
+    small = {
+        key for key, share in shares.items()
+        if share < OTHER and (not expected_total_s or expected_s[key] < OTHER * expected_total_s)
+    }  # fmt: skip
+    ranked = sorted(operators_by_key, key=lambda key: (-by_bound[key[0]], key[0], key in small, -shares[key]))
     bars: list[Piece] = []
     start = 0.0
-    for (bound, name), keys in groupby(ranked, key=lambda key: (key[0], key[1] if shares[key] >= OTHER else "")):
+    for (bound, name), keys in groupby(ranked, key=lambda key: (key[0], "" if key in small else key[1])):
         keys_of_piece = list(keys)
         share = sum(shares[key] for key in keys_of_piece)
         times = [(key[1], sum(op.bound_time_s for op in operators_by_key[key])) for key in keys_of_piece]
@@ -219,9 +229,10 @@ def pieces(phase: Phase, row: str) -> list[Piece]:
         hover += "".join(f"<br>{each} {seconds(time_s)}" for each, time_s in times[:_MAX_HOVER_NAMES] if not name)
         hover += f"<br>and {len(times) - _MAX_HOVER_NAMES} more" if len(times) > _MAX_HOVER_NAMES else ""
         text = f"{_narrow(name or 'other')}<br>{share:.0%}"
-        operator = operator_id(operators_by_key[keys_of_piece[0]][0]) if name else ""
+        largest = operators_by_key[keys_of_piece[0]][0]
         bars.append(Piece(
-            row=row, name=name or "other", operator=operator, bound=bound, start=start, share=share,
+            row=row, name=name or "other", operator=operator_id(largest) if name else "", kind=largest.kind,
+            bound=bound, start=start, share=share,
             expected_s=expected, text=text, hover=hover,
         ))  # fmt: skip
         start += share

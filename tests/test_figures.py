@@ -434,24 +434,59 @@ def test_the_time_bars_of_a_phase_are_whole_and_without_gaps(fits):
 def test_bars_of_operators_are_the_longest_first_and_as_long_as_the_phase(fits):
     figure = figures.operator_bars(fits, "prefill")
     total = fits.phases.prefill.total
-    *bars, _, expected = figure.data
+    expected = [trace for trace in figure.data if trace.name.endswith(", expected")]
+    bars = [trace for trace in figure.data if trace not in expected]
     assert {trace.name: sum(trace.x) / 1e3 for trace in bars} == pytest.approx(
         {f"{bound}-bound": time_s for bound, time_s in total.time_by_bound_s.items() if time_s}
     )
-    assert sum(expected.x) / 1e3 == pytest.approx(total.expected_time_s)
+    assert sum(sum(trace.x) for trace in expected) / 1e3 == pytest.approx(total.expected_time_s)
     lengths = {row: x for trace in bars for row, x in zip(trace.y, trace.x, strict=True)}
     ranked = [row for row in figure.layout.yaxis.categoryarray[::-1] if not row.startswith("other ")]
     assert [lengths[row] for row in ranked] == sorted((lengths[row] for row in ranked), reverse=True)
     assert "down_proj 19%" in ranked
 
 
+def test_bars_with_one_bound_are_colored_by_kind_and_as_long_as_bound_and_expected_time():
+    found = {name: analyze("deepseek-v3", name, layout="tp=8") for name in ("h200-sxm", "mi300x")}
+    figure = figures.phase_bars(found, "decode")
+    (scale,) = {1e3} if figure.layout.xaxis.title.text == "time [ms]" else {1e6}
+    for name, one in found.items():
+        total = one.phases.decode.total
+        row = next(row for row in figure.layout.yaxis.categoryarray if row.startswith(f"{name}<br>"))
+        upper, lower = (
+            [
+                (start, x) for trace in figure.data if trace.offset == offset and trace.base is not None
+                for y, start, x in zip(trace.y, trace.base, trace.x, strict=True) if y == row
+            ]
+            for offset in (-0.04, -0.4)
+        )  # fmt: skip
+        assert sum(x for _, x in upper) / scale == pytest.approx(total.bound_time_s)
+        assert sum(x for _, x in lower) / scale == pytest.approx(total.expected_time_s - total.host_s)
+    memory_only = figures.phase_bars({"t4": analyze("gpt2", "t4"), "l40s": analyze("gpt2", "l40s")}, "decode")
+    legend = [trace.name for trace in memory_only.data if trace.showlegend is not False]
+    assert "linear" in legend
+    assert not [name for name in legend if name.endswith("-bound")]
+
+
+def test_what_is_small_at_the_bound_and_takes_long_as_expected_is_no_other():
+    phase = analyze("deepseek-v3", "h200-sxm", layout="tp=8").phases.decode
+    found = roofline_points.pieces(phase, "")
+    total_s = phase.total.expected_time_s
+    small = [one for one in found if one.share < roofline_points.OTHER and one.name != "other"]
+    assert small
+    assert all(one.expected_s >= roofline_points.OTHER * total_s for one in small)
+    listed = {one.name for one in found}
+    expected_s = {}
+    for op in phase.operators:
+        expected_s[op.name, op.bound] = expected_s.get((op.name, op.bound), 0.0) + op.expected_time_s
+    assert all(name in listed for (name, _), time_s in expected_s.items() if time_s >= roofline_points.OTHER * total_s)
+
+
 def test_small_operators_share_a_piece_that_lists_them(fits):
     figure = figures.time_bars(fits)
     hovers = [hover for trace in figure.data for hover in trace.hovertext]
     assert "<b>q_proj</b>: 12.2 ms, 7.2%, compute-bound" in hovers
-    (other,) = (
-        hover for hover in hovers if "<b>other</b>" in hover and "lm_head" in hover and "attn_norm 1.40" in hover
-    )
+    (other,) = (hover for hover in hovers if "<b>other</b>" in hover and "lm_head 341 us" in hover)
     assert other.startswith("<b>other</b>: ")
     assert "embed_tokens 43.7 us" in other
 

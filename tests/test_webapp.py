@@ -428,7 +428,7 @@ def test_bars_and_points_are_those_of_the_operators():
     bars = overview.times_figure(found, "decode").figure
     lengths = {}
     for trace in bars.data:
-        if trace.type == "bar":
+        if trace.type == "bar" and trace.offset == -0.04:  # of bounds; bars of expected times are below
             for row, length in zip(trace.y, trace.x, strict=True):
                 lengths[row.partition("<br>")[0]] = lengths.get(row.partition("<br>")[0], 0) + length
     for one in found:

@@ -97,14 +97,14 @@ def _register_state(app: Dash) -> None:
             "edited": Input("numbers", "cellValueChanged"),
             "dropped": {name: Input(f"{name}-file", "contents") for name in ("model", "on")},
             "names": {name: State(f"{name}-file", "filename") for name in ("model", "on")},
-            "kept": Input("keep-device", "n_clicks"),
+            "keep_clicks": Input("keep-device", "n_clicks"),
             "device_name": State("device-name", "value"),
             "link": State("link", "data"),
             "files": State("files", "data"),
         },
     )
     def change(  # noqa: PLR0917 - Dash gives what it names
-        search: str | None, values: dict[str, Any], edited: Any, dropped: Any, names: Any, kept: Any,  # noqa: ARG001
+        search: str | None, values: dict[str, Any], edited: Any, dropped: Any, names: Any, keep_clicks: Any,  # noqa: ARG001
         device_name: str | None, link: str | None, files: Any,
     ) -> dict[str, Any]:  # fmt: skip
         start_limit(CHANGE_LIMIT_S)

@@ -238,7 +238,7 @@ def _paste(name: str) -> Component:
         html.Div([
             html.Label("Name", htmlFor=f"{name}-paste-name", className="soft"),
             dcc.Input(id=f"{name}-paste-name", type="text", placeholder="config", maxLength=40, spellCheck=False),
-            html.Button("Use", type="button", className="paste", **source),
+            html.Button("Use", type="button", className="paste", title="Use the pasted model", **source),
         ], className="pins"),
     ], className="pasting")  # fmt: skip
 
@@ -270,7 +270,7 @@ def _numbers() -> Component:
         html.Div([
             html.Label("Name", htmlFor="device-name", className="soft"),
             dcc.Input(id="device-name", type="text", placeholder="my-device", maxLength=40, spellCheck=False),
-            html.Button("Keep", id="keep-device", type="button"),
+            html.Button("Keep", id="keep-device", type="button", title="Keep as a device of your own"),
         ], className="pins"),
         AgGrid(
             id="numbers", columnDefs=columns, rowData=[], className="ag-theme-quartz grid",

@@ -105,7 +105,7 @@ def _billions(parameters: int) -> str:
 
 
 def implausible_numbers(devices: Iterable[tuple[str, Hardware]]) -> list[Component]:
-    """What is implausible about the numbers that the user changed, or of the user's own devices, a line each."""
+    """Implausible numbers among those that the user changed, and of the user's own devices, a line each."""
     lines = [
         html.Li(f"{name}: {line}")
         for name, device in devices

@@ -40,7 +40,7 @@ _RESET_ORDER: Final = (
     "measured", "techniques", "quant", "offload", "set", "library", "engine", "attention", "mla", "accounting", "skew",
     "mtp", "images", "step", "context", "cp", "dp", "ep", "pp", "tp", "gen", "prompt", "batch",
 )  # fmt: skip
-_OWN: Final = "own"  # key of the source of numbers that the user gave
+_OWN_SOURCE: Final = "own"  # key of the source of numbers that the user gave
 _MAX_OPERATORS: Final = 2000  # of an uploaded model; the largest that ships has some hundreds
 _MAX_PATTERNS, _MAX_UNBOUNDED = 64, 4  # patterns of module names in a file, * and + in one of them
 _REPEATED_GROUP: Final = re.compile(r"\)\s*(?:[*+]|\{)")
@@ -190,10 +190,10 @@ def parse_model_file(name: str, text: str, others: Sequence[File] = ()) -> File:
 def _free_stem(name: str, text: str, others: Sequence[File]) -> str:
     """Name of a config.json: that of its repository, else of its family, with a number if another model has it."""
     config = parse_object(text, name).data
-    given = [one for key in ("_name_or_path", "model_type") if isinstance(one := config.get(key), str)]
-    stem = next(filter(None, (_plain(one.rpartition("/")[2]) for one in given)), "my-model")
-    taken = {one.name.removesuffix(".json") for one in others if one.text != text}
-    return next(one for one in (stem, *(f"{stem}-{number}" for number in range(2, 99))) if one not in taken)
+    given_names = [one for key in ("_name_or_path", "model_type") if isinstance(one := config.get(key), str)]
+    stem = next(filter(None, (_plain(one.rpartition("/")[2]) for one in given_names)), "my-model")
+    taken_names = {one.name.removesuffix(".json") for one in others if one.text != text}
+    return next(one for one in (stem, *(f"{stem}-{number}" for number in range(2, 99))) if one not in taken_names)
 
 
 def own_device_file(state: State, source: str, name: str) -> File:
@@ -208,7 +208,7 @@ def own_device_file(state: State, source: str, name: str) -> File:
     changed = device(state, source)
     text = _file(state, source).text if source.startswith(FILE_PREFIX) else hardware_yaml(source)
     data = dict(parse_yaml(text, source).data)
-    data |= {"name": name, "title": name, "aliases": [], "sources": {**data["sources"], _OWN: {
+    data |= {"name": name, "title": name, "aliases": [], "sources": {**data["sources"], _OWN_SOURCE: {
         "title": f"hypothetical, from {source.removeprefix(FILE_PREFIX)}", "year": data["released"],
     }}}  # fmt: skip
     for fact in changed.facts:
@@ -216,7 +216,7 @@ def own_device_file(state: State, source: str, name: str) -> File:
             section, _, key = fact.key.partition(".")
             unit = SECTIONS[section][key]
             value = fact.value if unit == COUNT else f"{fact.value:.12g} {unit}"
-            data[section] = {**data.get(section, {"source": _OWN}), key: {"value": value, "source": _OWN}}
+            data[section] = {**data.get(section, {"source": _OWN_SOURCE}), key: {"value": value, "source": _OWN_SOURCE}}
     if "memory.usable" not in {fact.key for fact in changed.facts}:
         data["memory"] = {key: value for key, value in data["memory"].items() if key != "usable"}
     return parse_hardware_file(f"{name}.yaml", yaml.safe_dump(data, sort_keys=False, allow_unicode=True))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..timelines.against import Timeline
     from ..timelines.launches import KernelSums, RecordedLaunches
     from ..timelines.ranks import RankedTimeline
+    from ..timelines.server_steps import ServerSteps
 
 
 def _size(_: click.Context, __: click.Parameter, text: str) -> int:
@@ -67,6 +68,12 @@ def _size(_: click.Context, __: click.Parameter, text: str) -> int:
     metavar="FILE",
     help="A second recording of MODEL, after a change or on another device, to compare with the first.",
 )
+@click.option(
+    "--since",
+    type=shared.PATH,
+    metavar="FILE",
+    help="Metrics of the same server at an earlier time: the time between the two counts.",
+)
 @click.option("--against-hardware", metavar="HARDWARE", help="Device of the second recording, if it is another one.")
 @click.option("--against-quant", metavar="SCHEME", help="Precision of the second recording, if it is another one.")
 @inputs.declared_options(SettingOptions)
@@ -80,6 +87,7 @@ def timeline(
     stage: int | None,
     max_bytes: int,
     against: Path | None,
+    since: Path | None,
     against_hardware: str | None,
     against_quant: str | None,
     form: str | None,
@@ -91,7 +99,8 @@ def timeline(
     FILE is a trace of torch.profiler for one rank, GPU or CPU (.json or .json.gz, as vLLM and SGLang write); the
     database of `nsys export --type sqlite`, or the output of `nsys stats --format csv --report cuda_gpu_trace` (or
     cuda_gpu_kern_sum); kernel_trace.csv or kernel_stats.csv of rocprofv3; or a layerwise profile of vLLM (.json).
-    Several files, or a folder, are those of the ranks of a run, which are compared with each other too.
+    Several files, or a folder, are those of the ranks of a run, which are compared with each other too. It may also be
+    the metrics of a running vLLM, SGLang or TensorRT-LLM (curl HOST/metrics), or a log of its steps.
     """
     from ..reports.timeline import REPORT
 
@@ -108,6 +117,17 @@ def timeline(
         ranked = _read_ranks(files, request, options, phase=phase, passes=passes, max_bytes=max_bytes)
         shared.emit_report(RANKS, ranked, form, output)
         return
+    from ..timelines.server_metrics import is_telemetry
+
+    if is_telemetry(files[0]):
+        if against or stage or passes:
+            raise InputError("--against, --stage and --passes are of traces; leave them out with metrics or logs")
+        from ..reports.server_steps import REPORT as SERVER
+
+        shared.emit_report(SERVER, _read_server(files[0], since, request, options, max_bytes), form, output)
+        return
+    if since:
+        raise InputError(f"--since is of metrics of a server, which {files[0]} is not")
     read = partial(_read_timeline, phase=phase, passes=passes, stage=stage, max_bytes=max_bytes)
     result = read(files[0], request, options)
     if against is None:
@@ -180,3 +200,21 @@ def _analysis(
         if context.get_parameter_source(name) is ParameterSource.DEFAULT
     }
     return analyze(**{**request, **named}, **options)
+
+
+def _read_server(
+    file: Path, since: Path | None, request: Mapping[str, Any], options: SettingOptions, max_bytes: int
+) -> ServerSteps:
+    """The telemetry of a server with an analysis of its batch and lengths, unless others are given."""
+    from ..analyzing.analysis import analyze
+    from ..timelines.server_metrics import read_telemetry
+    from ..timelines.server_steps import compare_server, request_of
+
+    load = read_telemetry(file, since=since, max_bytes=max_bytes)
+    context = click.get_current_context()
+    counted = {
+        name: value
+        for name, value in request_of(load).items()
+        if name == "gen" or context.get_parameter_source(name) is ParameterSource.DEFAULT
+    }
+    return compare_server(load, analyze(**{**request, **counted}, **options), file=str(file))

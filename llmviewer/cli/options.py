@@ -72,7 +72,7 @@ class _Path(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and not value.strip():
-            hint = param.get_error_hint(ctx).replace("'", "") if param else "a path"
+            hint = param.get_error_hint(ctx).replace("'", "").removesuffix("...") if param else "a path"
             raise InputError(f"{hint} must not be empty; give a path, such as ./name")
         return super().convert(value, param, ctx)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from math import ceil, inf
 from typing import Final, NamedTuple
@@ -189,11 +191,71 @@ class Pool:
         return ceil(min(tokens, kind.window - 1 + self.chunk) / block) + (kind.window < inf)
 
 
+@frozen(kw_only=True)
+class Server:
+    """A server and the memory of the device that fills first.
+
+    pool         cache of a rank
+    budget       division of the memory
+    ranks        ranks of data parallelism, each with such a pool
+    limit        most running sequences of a rank
+    total_bytes  memory that programs see [B]
+    """
+
+    pool: Pool
+    budget: _Budget
+    ranks: int
+    limit: int
+    total_bytes: float
+
+    @property
+    def fixed_bytes(self) -> float:
+        """Memory that the engine uses besides the cache. [B]"""
+        return self.budget.used - self.pool.size
+
+    def requests(self, tokens: int) -> float:
+        """Requests of `tokens` that the caches of a replica hold, whatever the batch limit."""
+        return self.pool.requests(tokens) * self.ranks
+
+    def larger(self, factor: float) -> Server:
+        """The server on devices with `factor` times the memory, all more of which is for the cache."""
+        return replace(self, pool=replace(self.pool, size=self.pool.size + (factor - 1) * self.budget.used))
+
+    def longest(self, requests: float) -> int | None:
+        """The most tokens of as many equal requests that fit; 0 if none fit, None without a limit."""
+        most = MAX_SEQUENCES
+        if self.requests(most) >= requests:
+            return None
+        return bisect_left(range(1, most), True, key=lambda tokens: self.requests(tokens) < requests)
+
+
+def reserves_memory(setting: Setting) -> bool:
+    """Whether an engine divides the memory of the device by rules of its own."""
+    return bool(setting.engine and setting.engine.memory)
+
+
 def capacity(setting: Setting, tokens: int | None = None) -> Capacity:
     """Capacity of the server of `setting.engine`, or without an engine what memory allows at most.
 
     tokens  tokens of a request, prompt and output; None: as many as the server accepts
     """
+    server = server_of(setting)
+    pool, budget, limit, ranks = server.pool, server.budget, server.limit, server.ranks
+    length = tokens or pool.longest
+    at_once = min(pool.requests(length), MAX_SEQUENCES)
+    reason = _refusal(setting, pool, budget)
+    reported = _reported(setting, pool) * ranks if pool.layers else None
+    return Capacity(
+        starts=not reason, reason=reason, kv_capacity_tokens=reported, max_model_len=pool.longest,
+        longest_model_len=_longest(pool), concurrency=int(min(at_once, limit)) * ranks, tokens=length,
+        limiter="max_num_seqs" if limit < int(at_once) else "KV cache", total_bytes=server.total_bytes,
+        used_bytes=budget.used, weight_bytes=budget.weights, activation_bytes=budget.activations,
+        other_bytes=budget.other, pool_bytes=budget.pool,
+    )  # fmt: skip
+
+
+def server_of(setting: Setting) -> Server:
+    """The server of `setting.engine`; without an engine, all memory of the device besides weights."""
     engine, device = setting.engine, setting.hardware
     rules = engine.memory if engine and engine.memory else _PHYSICAL
     options = engine.options if engine else None
@@ -214,17 +276,8 @@ def capacity(setting: Setting, tokens: int | None = None) -> Capacity:
         for stage, budget in enumerate(budgets)
     ]  # fmt: skip
     place = min(range(len(pools)), key=lambda n: pools[n].requests(longest))
-    pool, budget, ranks = pools[place], budgets[place], setting.layout.dp
-    length = tokens or longest
-    at_once = min(pool.requests(length), MAX_SEQUENCES)
-    reason = _refusal(setting, pool, budget)
-    reported = _reported(setting, pool) * ranks if pool.layers else None
-    return Capacity(
-        starts=not reason, reason=reason, kv_capacity_tokens=reported, max_model_len=longest,
-        longest_model_len=_longest(pool), concurrency=int(min(at_once, limit)) * ranks, tokens=length,
-        limiter="max_num_seqs" if limit < int(at_once) else "KV cache", total_bytes=total, used_bytes=budget.used,
-        weight_bytes=budget.weights, activation_bytes=budget.activations, other_bytes=budget.other,
-        pool_bytes=budget.pool,
+    return Server(
+        pool=pools[place], budget=budgets[place], ranks=setting.layout.dp, limit=limit, total_bytes=total
     )  # fmt: skip
 
 

@@ -62,17 +62,17 @@ def headline(result: Advice) -> str:
     """The request, and its present times."""
     base, times = result.base, result.base.likely.numbers()
     in_use = f", with {', '.join(result.techniques)}" if result.techniques else ""
-    capacity = base.setting.hardware.capacity
+    capacity = base.capacity_bytes
     each = " of each device" * (base.setting.layout.devices > 1)
     memory = f"{si(float(base.memory_bytes))}B of {si(capacity)}B{each}"
     fits = "" if base.fits else f" Does not fit: needs {memory}; gains compare with its times as if it did."
     at_bound = f" (at the bound {rate(base.bounds.numbers()['tokens_per_s'])})" if base.expected else ""
     return (
         f"{title(result)}: batch {result.batch}, prompt {result.prompt}, {result.gen} generated, "
-        f"{base.setting.quantization}{in_use}. Objective: {_NAMES[result.wanted]}. Now: "
+        f"{base.setting.quantization}{in_use}.{fits} Objective: {_NAMES[result.wanted]}. Now: "
         f"TTFT {seconds(times['ttft_s'])}, TPOT {seconds(times['tpot_s'])}, "
         f"{rate(times['tokens_per_s'])} tokens/s{at_bound}; decode is {base.decode_bound}-bound, "
-        f"prefill {base.prefill_bound}-bound.{fits}"
+        f"prefill {base.prefill_bound}-bound."
     )
 
 

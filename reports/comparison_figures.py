@@ -116,7 +116,7 @@ def fits(cell: Cell, phase: str, *, batch: int, length: int) -> bool:
     """Whether a prefill of prompts of `length` tokens, or decode steps at that context, fit the memory."""
     prompt, gen = (length, 0) if phase == "prefill" else (min(cell.prompt, length), max(length - cell.prompt, 0))
     needed_bytes = cell.setting.footprint.total_bytes(batch=batch, prompt=prompt, gen=gen)
-    return bool(needed_bytes <= cell.hardware.capacity)
+    return bool(needed_bytes <= cell.result.capacity_bytes)
 
 
 def tokens(n: int) -> str:

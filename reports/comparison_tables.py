@@ -55,7 +55,7 @@ def where(cell: Cell) -> tuple[Item, ...]:
 
 def memory_item(cell: Cell, place: int = 0) -> Item:
     """Such as "27.1<85.5": needed and available memory. [GB]"""
-    needed_bytes, capacity = float(cell.total_bytes[place]), cell.hardware.capacity
+    needed_bytes, capacity = float(cell.total_bytes[place]), cell.result.capacity_bytes
     if isnan(needed_bytes):
         return DASH
     sign = "<" if cell.fits[place] else ">"
@@ -89,7 +89,7 @@ def _too_large(comparison: Comparison) -> Table:
     body = tuple(
         (
             *where(cell), Item(text=str(batch), key=batch), _gigabytes(needed_bytes := float(cell.total_bytes[i])),
-            _gigabytes(capacity := cell.hardware.capacity),
+            _gigabytes(capacity := cell.result.capacity_bytes),
             Item(text=f"{digits(ratio := needed_bytes / capacity)}x", key=ratio),
             Item(text=str(largest) if (largest := cell.largest.batch) else "none", key=largest),
         )

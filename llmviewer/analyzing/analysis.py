@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Unpack, overload
 from .. import __version__, arguments
 from ..devices.hardware import Hardware
 from ..errors import InputError
-from ..memory import Memory, largest_batch
+from ..memory import Memory
 from ..model import Model
 from ..options import SettingOptions, document_options
 from ..records import frozen
 from ..request import Inputs, Request
 from ..rows import Rows
-from ..server_memory import Capacity, capacity
+from ..server_memory import Capacity, capacity, reserves_memory
 from ..setting import Setting
 from ..units import counted, fold, seconds, si
 from ..variants.evaluation import Evaluation
@@ -245,7 +245,7 @@ def _analysis(setting: Setting, request: Request, measured_values: Mapping[str, 
         memory=memory,
         generation=result,
         notes=(
-            *(_largest_note(setting, request) if request.largest else _low_memory_note(memory)),
+            *(_largest_note(setting, request, memory) if request.largest else _low_memory_note(setting, memory)),
             *robot_notes(setting.model, result, evaluation.gen),
             *notes(evaluation, generated=request.longest - request.prompt),
             *(_no_effect_note(setting, technique_effect) if technique_effect else ()),
@@ -265,18 +265,17 @@ def _max_batch_in_memory(setting: Setting, *, prompt: int, gen: int, images: int
 
     Raises InputError if no sequence fits, or the batch is unlimited.
     """
-    device, size = setting.hardware, {"prompt": prompt, "gen": gen, "images": images}
-    max_batch = largest_batch(setting.footprint, device.capacity, **size)
+    device, one = setting.hardware, Evaluation(setting=setting, batch=1, prompt=prompt, gen=gen, images=images).memory
+    max_batch = one.max_batch
     if max_batch is None:
         raise InputError(f"batch max: the memory of {device.name} does not limit the batch; give a number")
     if not max_batch:
-        weights, cache, live = map(float, setting.footprint.parts(batch=1, **size))
         each = "each device" if setting.layout.devices > 1 else "it"
         raise InputError(
             f"batch max: {setting.model.name} with one sequence of {prompt + gen} tokens does not fit {device.name}: "
-            f"{each} needs {si(weights + cache + live)}B (weights {si(weights)}B, KV cache {si(cache)}B, live "
-            f"activations {si(live)}B) and has {si(device.capacity)}B; use fewer bits (--quant), more devices (--tp) "
-            "or larger ones"
+            f"{each} needs {si(one.total_bytes)}B (weights {si(one.weight_bytes)}B, KV cache "
+            f"{si(one.kv_cache_bytes)}B, live activations {si(one.activation_bytes)}B) and has "
+            f"{si(one.capacity_bytes)}B; use fewer bits (--quant), more devices (--tp) or larger ones"
         )
     return max_batch
 
@@ -308,22 +307,26 @@ def _max_batch_within_tpot(setting: Setting, tpot: float, max_batch: int, *, pro
     return batch
 
 
-def _largest_note(setting: Setting, request: Request) -> Iterator[str]:
+def _largest_note(setting: Setting, request: Request, memory: Memory) -> Iterator[str]:
     """Conditions under which the batch is the largest."""
     batch, tpot = request.batch, request.tpot_s
     if tpot is not None:
         yield f"batch max: {counted(batch, 'sequence')} fit the memory with TPOT <= {seconds(tpot)}"
         return
     each = " of each device" if setting.layout.devices > 1 else ""
-    yield (
-        f"batch max: {counted(batch, 'sequence')} of {request.longest:,} tokens fit {si(setting.hardware.capacity)}B"
-        f"{each}: weights, KV cache, and activations of one prefill of all prompts, without overhead of allocators and "
-        "engines"
+    parts = (
+        "weights, KV cache, and activations of one prefill of all prompts, without overhead of allocators and engines"
     )
+    if reserves_memory(setting):
+        parts = "weights, KV cache, activations of a step, and the engine's own memory"
+    fitting = f"{counted(batch, 'sequence')} of {request.longest:,} tokens fit {si(memory.capacity_bytes)}B{each}"
+    yield f"batch max: {fitting}: {parts}"
 
 
-def _low_memory_note(memory: Memory) -> Iterator[str]:
-    """A warning if less memory is left than a CUDA context may take."""
+def _low_memory_note(setting: Setting, memory: Memory) -> Iterator[str]:
+    """A warning if less memory is left than a CUDA context may take, which engines reserve."""
+    if reserves_memory(setting):
+        return
     spare = memory.capacity_bytes - memory.total_bytes
     if 0 <= spare < _CUDA_CONTEXT_BYTES:
         uncounted = "allocators, engines and drivers (0.3 to 1 GB for a CUDA context) are not counted"

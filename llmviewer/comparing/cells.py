@@ -22,6 +22,7 @@ from ..operators.kinds import OperatorGroup, kind_of
 from ..parallel.layout import Layout
 from ..records import frozen
 from ..resource import Resource, Unit
+from ..server_memory import reserves_memory, server_of
 from ..setting import Setting, changes_passes
 from ..variants.evaluation import Evaluation, Times
 from ..workload import Workload
@@ -278,8 +279,7 @@ def _runnable_cells(
     base = settings[0]
     lengths = {"prompt": prompt, "gen": gen}
     context, footprint = middle(base.model, **lengths), base.footprint
-    capacity = np.array([setting.hardware.capacity for setting in settings])
-    fitting = _largest_batches(footprint, np.stack([capacity, _CAPACITY_FACTOR * capacity], axis=1), **lengths)
+    fitting = _largest_batches(settings, **lengths)
     points = np.hstack([np.tile(batch, (len(settings), 1)), np.maximum(fitting, 1)])  # given batches, largest batch
     times = _Times.of(settings, work_cache, points, prompt=prompt, gen=gen)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -383,7 +383,21 @@ def _pass(times: Mapping[tuple[str, str], Column], place: int, batch_count: int,
     return Breakdown(length=length, waits={key: column for key, column in device_times.items() if column.any()})
 
 
-def _largest_batches(footprint: Footprint, capacity: Column, *, prompt: int, gen: int) -> Column:
+def _largest_batches(settings: Sequence[Setting], *, prompt: int, gen: int) -> Column:
+    """The largest batch that fits on each device, and with more memory by _CAPACITY_FACTOR, [device, 2]; 0 if none."""
+    if reserves_memory(settings[0]):
+        servers = [server_of(setting) for setting in settings]
+        held_requests = np.array([
+            [each.requests(prompt + gen) for each in (one, one.larger(_CAPACITY_FACTOR))] for one in servers
+        ])  # fmt: skip
+        return np.asarray(np.floor(np.clip(held_requests, 0, _MAX_BATCH)))
+    capacity = np.array([setting.hardware.capacity for setting in settings])
+    return _in_footprint(
+        settings[0].footprint, np.stack([capacity, _CAPACITY_FACTOR * capacity], axis=1), prompt=prompt, gen=gen
+    )
+
+
+def _in_footprint(footprint: Footprint, capacity: Column, *, prompt: int, gen: int) -> Column:
     """The largest batch that fits in each capacity [B], by bisection; 0 if none fits."""
     low, high = np.zeros(capacity.shape), np.full(capacity.shape, float(_MAX_BATCH))
     while np.any(high - low > 1):

@@ -112,7 +112,7 @@ class Comparison(Rows):
             "tokens_per_s": cell.tokens_per_s,
             "weight_bytes": cell.weight_bytes,
             "total_bytes": cell.total_bytes,
-            "capacity_bytes": cell.hardware.capacity,
+            "capacity_bytes": cell.result.capacity_bytes,
             "fits": None if cell.refused else cell.fits,
             "max_batch": None if cell.refused else largest.batch,
             "max_batch_tokens_per_s": largest.tokens_per_s,

@@ -71,7 +71,7 @@ def closest(faults: Sequence[Sequence[Rejected]]) -> Rejected:
 
 def _activation_note(cell: Cell) -> str:
     """A note on the memory for one prefill of all prompts, if the cell would fit without it; else ""."""
-    if cell.footprint is None:
+    if cell.footprint is None or cell.result.server:
         return ""
     lengths = {"batch": float(cell.batches[0]), "prompt": cell.prompt, "gen": cell.gen if cell.decode else 0}
     weights, cache, live = (float(part) for part in cell.footprint.parts(**lengths))
@@ -110,7 +110,7 @@ def faults(cell: Cell, single: Cell, limits: Limits, *, by: Criterion, years: fl
     needed_bytes = float(single.total_bytes[0]) / several if cell.refused else float(cell.total_bytes[0])
     price, tdp = (several * numbers.get(key, nan) for key in ("price.purchase", "power.tdp"))
     reasons = [
-        *over(MEMORY, needed_bytes, cell.hardware.capacity, lambda v: f"{si(v)}B"),
+        *over(MEMORY, needed_bytes, cell.result.capacity_bytes, lambda v: f"{si(v)}B"),
         *over("budget", price, limits.budget, lambda v: f"{v:,.0f} USD"),
         *over("power", tdp, limits.power, lambda v: f"{v:.0f} W"),
     ]

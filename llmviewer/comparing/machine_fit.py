@@ -66,7 +66,7 @@ class Fitting:
 
     @property
     def room_bytes(self) -> float:
-        return self.evaluation.setting.hardware.capacity - self.memory_bytes
+        return self.evaluation.capacity_bytes - self.memory_bytes
 
     @property
     def bound_s(self) -> float:

@@ -130,16 +130,15 @@ class Candidate:
 
 
 def evaluated(
-    devices: Sequence[Hardware], quant_layout: tuple[str, Layout], times: StepTimes, needed_bytes: Grid, load: Load
+    devices: Sequence[Hardware], quant_layout: tuple[str, Layout], times: StepTimes, memory: Grid, load: Load
 ) -> Iterator[Candidate]:
     """A candidate for each device: the fewest replicas that meet the targets, or the number that comes closest.
 
     quant_layout  precision and layout of a replica
-    needed_bytes  memory of a device for each limit of the batch, [batch]
+    memory        required over available on a device for each limit of the batch, [device, batch]
     """
     quant, layout = quant_layout
     copies = np.arange(1.0, load.max_devices // layout.devices + 1)
-    memory = needed_bytes / np.array([[device.capacity] for device in devices])
     rates = np.broadcast_to(load.rate / copies, (len(devices), len(copies)))
     batch_rates = max_rates_by_batch(times, memory, load)
     state = FleetSteadyState.of(rates, times, batch_rates, memory, load)

@@ -73,6 +73,11 @@ class Load:
         return decoding_group(self.width, batch, self.middle)
 
     @property
+    def tokens(self) -> int:
+        """Tokens of a request at its end, with those that are drafted."""
+        return self.prompt + self.gen + self.width - 1
+
+    @property
     def middle(self) -> float:
         """Mean context of a decoding sequence. [tokens]"""
         return self.prompt + self.gen / 2

@@ -138,7 +138,7 @@ def plan(
 
     search = Search(
         load=load, devices=list(by_name.values()), settings=_settings(base, precisions, layouts_considered),
-        kernels=None if bound else kernels, pairing=pairing if disaggregated else None,
+        kernels=None if bound else kernels, engine=serving_engine, pairing=pairing if disaggregated else None,
     )  # fmt: skip
     if search.combinations > _MAX_COMBINATIONS:
         raise InputError(

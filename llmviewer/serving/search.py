@@ -8,15 +8,19 @@ from itertools import count, groupby
 from math import isfinite
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 from ..comparing.fleet import WorkCache
 from ..devices.hardware import Hardware
+from ..expectation.engines import Engine
 from ..expectation.kernels import Kernels
 from ..parallel.layout import Layout
 from ..records import frozen
+from ..server_memory import server_of
 from ..setting import Setting
 from .candidates import Candidate, evaluated
 from .fleet_times import Key, Placement, expected
-from .load import Load, StepTimes
+from .load import Grid, Load, StepTimes
 from .pairing import Pairing, PrefillWorker, paired_candidates
 from .placement import Excluded, placements
 from .prefill_pool import moved_bytes
@@ -67,6 +71,7 @@ class Search:
 
     settings  by precision, as given, and layout
     kernels   of a device by its name; None for bounds only
+    engine    of the servers, by whose rules they divide memory; None: all of it is available
     pairing   of prefill with decode replicas; None if all replicas do both
     """
 
@@ -74,6 +79,7 @@ class Search:
     devices: Sequence[Hardware]
     settings: Mapping[tuple[str, Layout], Setting]
     kernels: Callable[[str], Kernels] | None
+    engine: Engine | None = None
     pairing: Pairing | None = None
     known: WorkCache = field(default_factory=WorkCache)
 
@@ -156,17 +162,29 @@ class Search:
     def _evaluated(self, quant: str, timed: Timed, *, decode_only: bool = False) -> dict[Any, Candidate]:
         """Candidates of each device, whose replicas prefill and decode, or only decode."""
         placement, places, times = timed
-        load, needed_bytes = self.load, placement.needed.prefill_and_decode
-        if decode_only:
-            load, needed_bytes, times = load.writing, placement.needed.decode_only, times.writing
+        load = self.load.writing if decode_only else self.load
+        times = times.writing if decode_only else times
         devices_per_batch = max(1, _MAX_EVALUATED * placement.layout.devices // (load.max_devices * len(load.limits)))
         candidates: dict[Any, Candidate] = {}
         for start in range(0, len(places), devices_per_batch):
             batch_places = places[start : start + devices_per_batch]
             devices = [placement.devices[place] for place in batch_places]
-            each = evaluated(devices, (quant, placement.layout), times.only(batch_places), needed_bytes, load)
+            memory = self._memory(quant, placement, devices, decode_only=decode_only)
+            each = evaluated(devices, (quant, placement.layout), times.only(batch_places), memory, load)
             candidates.update(zip(map(placement.key, batch_places), each, strict=True))
         return candidates
+
+    def _memory(self, quant: str, placement: Placement, devices: Sequence[Hardware], *, decode_only: bool) -> Grid:
+        """Memory required over available for each limit of the batch, [device, batch]; with an engine, of its cache."""
+        needed_bytes = placement.needed.decode_only if decode_only else placement.needed.prefill_and_decode
+        if self.engine is None or self.engine.memory is None:
+            return np.asarray(needed_bytes / np.array([[device.capacity] for device in devices]))
+        setting, tokens = replace(self.settings[quant, placement.layout], engine=self.engine), self.load.tokens
+        servers = [server_of(replace(setting, hardware=device)) for device in devices]
+        held_requests = np.array([[max(server.requests(tokens), 1e-9)] for server in servers])
+        pool, fixed = np.array([[(server.pool.size, server.fixed_bytes)] for server in servers]).transpose(2, 0, 1)
+        cache = np.where(pool > 0, self.load.limits / held_requests * pool, needed_bytes - np.min(needed_bytes))
+        return np.asarray((fixed + cache) / np.array([[server.budget.used] for server in servers]))
 
     def _paired(
         self, quant: str, setting: Setting, timed_placements: Sequence[Timed], pairing: Pairing

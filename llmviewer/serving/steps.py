@@ -17,6 +17,7 @@ from ..forms import Num
 from ..generation import decode_s
 from ..memory import Footprint, Shapes
 from ..records import frozen
+from ..server_memory import Server, reserves_memory, server_of
 from ..setting import Setting, changes_passes
 from ..units import si
 from ..workload import Spans, Workload
@@ -233,7 +234,7 @@ class Steps:
         if cache_bytes <= budget_bytes:
             return
         device, name = self.setting.hardware, self.setting.model.name
-        weights = self._fixed_bytes(prefill_tokens)[0]
+        weights = self._server.budget.weights if self._server else self._fixed_bytes(prefill_tokens)[0]
         where = "each device" if self.setting.layout.devices > 1 else "a device"
         use = f"on {where} of {si(device.capacity)}B, weights take {si(weights)}B"
         advice = "use fewer bits (--quant), more devices (--tp) or larger ones"
@@ -252,9 +253,19 @@ class Steps:
         return int(np.count_nonzero(np.less_equal(total, self.setting.hardware.capacity)))
 
     def kv_budget_bytes(self, tokens: int) -> float:
-        """KV memory of a rank, besides weights and the activations of a step that prefills `tokens`. [B]"""
+        """KV memory of a rank besides weights and the activations of a step that prefills `tokens`. [B]
+
+        With an engine, what its server leaves.
+        """
+        if self._server:
+            return self._server.pool.size
         weights, live = self._fixed_bytes(tokens)
         return self.setting.hardware.capacity - weights - live
+
+    @cached_property
+    def _server(self) -> Server | None:
+        """The server of an engine that divides memory by its own rules."""
+        return server_of(self.setting) if reserves_memory(self.setting) else None
 
     def _fixed_bytes(self, tokens: int) -> tuple[float, float]:
         """Memory of weights, and of the activations of a step that prefills `tokens`. [B]"""

@@ -177,7 +177,7 @@ def offloading(base: Evaluation) -> Iterator[Change]:
     Nothing if the request fits without, if no share suffices, or if the device's file has no host link.
     """
     lengths, share = base, base.setting.offload.weights
-    needed_bytes, capacity = float(base.memory_bytes), base.setting.hardware.capacity
+    needed_bytes, capacity = float(base.memory_bytes), base.capacity_bytes
     change = None
     while needed_bytes > capacity:  # once; of a pipeline, until no stage is too full
         weights = float(lengths.weight_bytes)

@@ -18,9 +18,11 @@ from ..expectation.launches import counted
 from ..forms import Num
 from ..generation import decoding_s, prefill_s
 from ..memory import Memory, memory
+from ..parameters import MAX_SEQUENCES
 from ..records import frozen
 from ..request import Request
 from ..roofline import Estimate, OperatorEstimate, Plan
+from ..server_memory import Server, reserves_memory, server_of
 from ..setting import Setting, changes_passes
 from ..techniques import Run, Schedule
 from ..transforms.offload import HOST
@@ -29,6 +31,7 @@ from ..workload import Workload
 ZERO_INTERVAL: Final = Interval(expected=0.0, low=0.0, high=0.0)
 _STEP_POINTS: Final = 8  # decode steps of a generation whose expected times are evaluated
 _MAX_STEPS_AT_ONCE: Final = 1 << 18  # decode steps, of all batches, evaluated together
+_MAX_FOLD: Final = 1e6  # of a pool that a batch would fill
 _STEPS: Final = "steps"  # all decode steps of a generation, beside the passes "prefill" and "decode"
 
 
@@ -339,9 +342,28 @@ class Evaluation:
         return {"batch": self.batch, "gen": gen, **self._lengths}
 
     @cached_property
+    def server(self) -> Server | None:
+        """The server of an engine that divides memory by its own rules; None without one."""
+        return server_of(self.setting) if reserves_memory(self.setting) else None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the sequences whose memory is counted."""
+        return int(self._longest["prompt"] + self._longest["gen"])
+
+    @cached_property
     def memory_bytes(self) -> Num:
-        """Peak memory of a device. [B]"""
+        """Peak memory of a device; with an engine, what its server uses. [B]"""
+        if self.server:
+            return self.server.fixed_bytes + self._pool_bytes(self.server)
         return self.given_bytes if self.given_bytes is not None else self.setting.footprint.total_bytes(**self._longest)
+
+    def _pool_bytes(self, server: Server) -> Num:
+        """Memory of the batch in the cache of a server; of the smallest request where none has room. [B]"""
+        held_requests = server.requests(self.tokens)
+        if held_requests:
+            return np.minimum(self.batch / held_requests, _MAX_FOLD) * server.pool.size
+        return self.setting.footprint.parts(**self._longest)[1]
 
     @property
     def weight_bytes(self) -> Num:
@@ -351,20 +373,34 @@ class Evaluation:
     @property
     def fits(self) -> Any:
         """Whether the peaks of the device and, if one was given, of its host are within their capacities."""
-        fits = np.less_equal(self.memory_bytes, self.setting.hardware.capacity)
+        fits = np.less_equal(self.memory_bytes, self.capacity_bytes)
         host = self.setting.host
         if host:
             fits &= np.less_equal(self.setting.footprint.offloaded_bytes(HOST, **self._longest), host.capacity)
         return fits[()]
+
+    @property
+    def capacity_bytes(self) -> float:
+        """Memory that may be used on a device; with an engine, its share. [B]"""
+        return self.server.budget.used if self.server else self.setting.hardware.capacity
 
     @cached_property
     def memory(self) -> Memory:
         """Peak memory by kind, and the largest batch and context that fit, of a single batch."""
         host = self.setting.host
         host_capacity = host.capacity if host else None
-        return memory(
+        physical = memory(
             self.setting.footprint, self.setting.hardware.capacity, host_capacity=host_capacity, **self._longest
         )
+        server = self.server
+        if server is None:
+            return physical
+        budget, batch = server.budget, float(self.batch)
+        return replace(
+            physical, weight_bytes=budget.weights, kv_cache_bytes=float(self._pool_bytes(server)),
+            activation_bytes=server.fixed_bytes - budget.weights, capacity_bytes=budget.used,
+            max_batch=_whole(server.requests(self.tokens)), max_context=server.longest(batch),
+        )  # fmt: skip
 
     def amount(self, name: str) -> float:
         """OPs or bytes of all passes of a single batch, on one device of each stage."""
@@ -398,6 +434,11 @@ class Evaluation:
         """The bound of most of the time of the decode step in the middle of the generation."""
         middle = replace(self, kv_len=self.prompt + self.gen // 2)
         return _bound(self.setting.decode_plan, middle.workload("decode"))
+
+
+def _whole(requests: float) -> int | None:
+    """A number of requests; None without a limit."""
+    return int(requests) if requests < MAX_SEQUENCES else None
 
 
 def expect_together(evaluations: Iterable[Evaluation]) -> None:

@@ -174,6 +174,8 @@ class EngineOptions(TypedDict, total=False):
             least=0.01,
             most=1,
             metavar="SHARE",
+            label="Memory fraction",
+            term="memory fraction",
         ),
     ]
     max_num_seqs: Annotated[
@@ -185,6 +187,9 @@ class EngineOptions(TypedDict, total=False):
             least=1,
             most=MAX_SEQUENCES,
             metavar="N",
+            label="Running sequences",
+            term="batch limit",
+            page_most=65_536,
         ),
     ]
     max_num_batched_tokens: Annotated[
@@ -196,6 +201,9 @@ class EngineOptions(TypedDict, total=False):
             least=1,
             most=MAX_SEQUENCES,
             metavar="N",
+            label="Tokens of a step",
+            term="chunked prefill",
+            page_most=4_194_304,
         ),
     ]
     max_model_len: Annotated[
@@ -208,6 +216,9 @@ class EngineOptions(TypedDict, total=False):
             least=1,
             most=MAX_SEQUENCES,
             metavar="TOKENS",
+            label="Longest request",
+            term="context",
+            page_most=8_388_608,
         ),
     ]
 

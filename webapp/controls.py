@@ -76,6 +76,13 @@ def panel(state: State) -> Component:
                     [{"label": "none (no gaps between launches)", "value": ""},
                      *({"label": find_engine(name).title, "value": name} for name in engine_names())], "", id="engine",
                     clearable=False, searchable=False)),
+                html.Div([
+                    _control("memory_fraction",
+                             dcc.Input(id="memory_fraction", type="number", value=None, min=0.01, max=1, step="any",
+                                       debounce=True, placeholder="the engine's")),
+                    *(_integer(name, placeholder="the engine's") for name in
+                      ("max_num_seqs", "max_num_batched_tokens", "max_model_len")),
+                ], className="row"),
                 _control("measured", dcc.Input(id="measured", type="text", value="", debounce=True, spellCheck=False,
                                                placeholder="ttft=40ms, tpot=9ms")),
             ]),

@@ -43,7 +43,15 @@ FIRST: Final = "first"  # values of the control of the decode step, beside those
 AT_CONTEXT: Final = "context"
 AS_PUBLISHED: Final = "usual"  # value of a control that leaves the format of an operand to the model
 _SCHEME_FIELDS: Final = {"W": "weight", "A": "activation", "KV": "kv_cache"}  # fields of Scheme by letter
-_EMPTY_IF_ZERO: Final = ("context", "passes", "stage")  # number controls that are empty for 0
+_EMPTY_IF_ZERO: Final = (
+    "context",
+    "passes",
+    "stage",
+    "memory_fraction",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+)  # number controls that are empty for 0
 _SEPARATORS: Final = {"techniques": ";", "quants": ";", "pins": "|"}  # between the items of a list in one text
 _EXAMPLE_PARAMETERS: Final = {  # of techniques with required parameters
     "speculative": "draft=llama-3.2-1b,gamma=4,alpha=0.7", "window": "size=4096", "quantized": "scheme=awq",

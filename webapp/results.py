@@ -37,8 +37,9 @@ _MAX_PARAMETER: Final = 131_072  # of a technique; larger numbers of steps take 
 _MAX_BY_PARAMETER: Final = {"gamma": 64}
 # Fields reset one after another until a link can be analyzed, the likeliest mistakes first.
 _RESET_ORDER: Final = (
-    "measured", "techniques", "quant", "offload", "set", "library", "engine", "attention", "mla", "accounting", "skew",
-    "mtp", "images", "step", "context", "cp", "dp", "ep", "pp", "tp", "gen", "prompt", "batch",
+    "measured", "techniques", "quant", "offload", "set", "library", "memory_fraction", "max_num_seqs",
+    "max_num_batched_tokens", "max_model_len", "engine", "attention", "mla", "accounting", "skew", "mtp", "images",
+    "step", "context", "cp", "dp", "ep", "pp", "tp", "gen", "prompt", "batch",
 )  # fmt: skip
 _OWN_SOURCE: Final = "own"  # key of the source of numbers that the user gave
 _MAX_OPERATORS: Final = 2000  # of an uploaded model; the largest that ships has some hundreds
@@ -341,6 +342,10 @@ def _cached_setting(inputs: State) -> Setting:
         techniques=[_checked_technique(text) for text in inputs.techniques],
         library=inputs.library,
         engine=inputs.engine,
+        memory_fraction=inputs.memory_fraction or None,
+        max_num_seqs=inputs.max_num_seqs or None,
+        max_num_batched_tokens=inputs.max_num_batched_tokens or None,
+        max_model_len=inputs.max_model_len or None,
     )
 
 

@@ -233,6 +233,7 @@ class State:
     set      what-if changes, each as DEVICE:KEY=VALUE
     library  kernel library of the expected times; the one with the most measurements if empty
     engine   serving engine, whose host may leave gaps between launches; none if empty
+    memory_fraction, max_num_seqs, max_num_batched_tokens, max_model_len  those of its server; the engine's if 0
     measured the user's own measurements, as QUANTITY=VALUE
     step     decode step that everything of that phase shows: the first one or that at `context` if empty, else the one
              at the mean context of all steps, or the last one
@@ -274,6 +275,10 @@ class State:
     mtp: bool = _declared("mtp")
     library: str = _field(OneOf(choices=libraries), "")
     engine: str = _field(_words("", *engine_names()), "")
+    memory_fraction: float = _declared("memory_fraction", 0.0)
+    max_num_seqs: int = _declared("max_num_seqs", 0)
+    max_num_batched_tokens: int = _declared("max_num_batched_tokens", 0)
+    max_model_len: int = _declared("max_model_len", 0)
     measured: str = _field(Text(), "")
     techniques: tuple[str, ...] = _field(List(kind=Text(), min_items=0, max_items=8), ())
     tab: str = _field(_words(*TABS), "overview")

@@ -59,6 +59,10 @@ CONTROLS: Final[Mapping[str, ControlWords]] = {
     "mtp": _declared("mtp"),
     "library": _declared("library"),
     "engine": _declared("engine"),
+    "memory_fraction": _declared("memory_fraction"),
+    "max_num_seqs": _declared("max_num_seqs"),
+    "max_num_batched_tokens": _declared("max_num_batched_tokens"),
+    "max_model_len": _declared("max_model_len"),
     "measured": ControlWords(
         "Measured",
         "Your own measurements of ttft, tpot, latency or tokens_per_s, compared with bound and expectation.",

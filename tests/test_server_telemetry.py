@@ -202,6 +202,25 @@ def test_metrics_that_cannot_be_used(tmp_path, capsys, text, wrong):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        VLLM_LOG.splitlines()[0].replace("40.00", "..."),
+        "Decode batch. #running-req: 3, #token: 5, gen throughput (token/s): ..., #queue-req: 3\n",
+        "Decode batch. #running-req: 3, #token: 5, " * 20_000,
+        "Iteration(1): 1 context requests, " + "9" * 100_000,
+    ],
+    ids=["time", "throughput", "repeated", "digits"],
+)
+def test_lines_that_are_no_steps_are_not_taken_for_a_log(tmp_path, line):
+    """However long they are: patterns are searched in linear time."""
+    path = tmp_path / "server.log"
+    path.write_text(line)
+    assert not is_telemetry(path)
+    path.write_text(VLLM_LOG + line)
+    assert len(read_telemetry(path, max_bytes=2**22).decode_steps) == 10
+
+
 def test_telemetry_is_of_servers_alone(tmp_path, capsys):
     path = tmp_path / "m.txt"
     path.write_text(VLLM)

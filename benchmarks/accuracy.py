@@ -31,7 +31,6 @@ from scipy import stats
 from llmviewer import hardware_names
 from llmviewer.expectation.calibrate import CrossValidatedFit, cross_validate, fit_kernel
 from llmviewer.expectation.device import find_device
-from llmviewer.expectation.families import FAMILIES
 from llmviewer.expectation.profile import (
     FOLDER,
     OTHER_VENDORS,
@@ -71,7 +70,8 @@ MIN_STACK_ROWS = 40  # rows of a stack that ships
 DEVICES = 3  # from which intervals for others of their maker can be learned
 FEW_ROWS = 50  # rows that a user measures in minutes
 TRIED = 12  # stacks of a kind that are tried with so few
-TABLES = [name for name in FAMILIES if name != "scan"]  # which benchmarks/operators.py fits
+# Families that most models have; benchmarks/operators.py fits the others.
+TABLES = ("gemm", "attention_prefill", "attention_decode", "moe", "elementwise", "collectives")
 NOT_FITTED = {"llmcompass"}  # wall clock with the time of the framework in it
 AIMS = {  # family, data types: must and aim [%] on a known device, and on one never fitted
     ("gemm", "16 bit"): (8, 6, 12, 10),

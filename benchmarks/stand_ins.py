@@ -36,7 +36,7 @@ import yaml
 from llmviewer.errors import InputError
 from llmviewer.expectation.calibrate import fit_kernel
 from llmviewer.expectation.device import Device, find_device
-from llmviewer.expectation.families import FAMILIES, Implementation
+from llmviewer.expectation.families import Implementation
 from llmviewer.expectation.families._family import MICROSECOND
 from llmviewer.expectation.profile import (
     ANOTHER_TYPE,
@@ -66,7 +66,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "accuracy.md"
 TITLE = "## Stand-ins"
 NEXT = "## Fifty rows, and thousands"
-ALIKE = ("elementwise", "collectives", "scan")  # whose kernels libraries share, or benchmarks/operators.py fits
+TABLES = ("gemm", "attention_prefill", "attention_decode", "moe")  # of kernels that differ by library
 ROWS = 500  # of a stack
 MIN_ROWS = 40
 FEWER = 10  # of operators without a kernel
@@ -81,7 +81,7 @@ _FitFilter = Callable[[KernelFit], bool]
 def main() -> None:
     """Writes the errors of stand-ins for missing fits, from the measurements in a folder."""
     folder = Path(sys.argv[1])
-    tables = [folder / f"{name}.parquet" for name in FAMILIES if name not in ALIKE]
+    tables = [folder / f"{name}.parquet" for name in TABLES]
     groups = [rows for path in tables for rows in measured(path)]
     errors: dict[str, dict[str, dict[str, object]]] = defaultdict(lambda: defaultdict(dict))
     experts = [rows for rows in groups if rows.family.name == "moe"]

@@ -40,6 +40,8 @@ IMPLEMENTATIONS = {
     "elementwise": Implementation(library="vllm", dtype="fp16", kernel="add"),
     "collectives": Implementation(library="nccl", dtype="fp16", kernel="nccl all_reduce"),
     "scan": Implementation(library="vllm", dtype="bf16", kernel="chunk_gated_delta_rule gdn_scan_prefill"),
+    "all_to_all": Implementation(library="deepep", dtype="fp8", kernel="deepep_normal dispatch"),
+    "attention_layer": Implementation(library="vllm", dtype="bf16", kv_dtype="bf16", kernel="dsa_decode"),
 }
 SHAPES = {
     "gemm": {"M": 64, "N": 4096, "K": 4096},
@@ -53,6 +55,8 @@ SHAPES = {
     "elementwise": {"rows": 4096, "bytes": 1e8},
     "collectives": {"num_gpus": 8, "bytes": 1e7},
     "scan": {"batch": 2, "q_len": 2048, "k_heads": 16, "k_dim": 128, "v_heads": 32, "v_dim": 128},
+    "all_to_all": {"num_gpus": 8, "tokens": 1024, "hidden": 7168, "topk": 8, "experts": 256},
+    "attention_layer": {"batch": 16, "q_len": 1, "kv_len": 32768, "heads": 64, "bytes": 1e8, "ops": 1e10},
 }  # fmt: skip
 GROWS = {
     "gemm": ("M", "N", "K"),
@@ -62,6 +66,8 @@ GROWS = {
     "elementwise": ("rows", "bytes"),
     "collectives": ("bytes",),
     "scan": ("batch", "q_len", "v_heads"),
+    "all_to_all": ("tokens", "hidden"),
+    "attention_layer": ("batch", "bytes", "ops"),
 }
 
 
@@ -306,7 +312,7 @@ def test_profiles_come_back_as_they_were_written(tmp_path):
     [
         ("alpha", "2", "entries[0].parameters.alpha: must be 0.05 to 1; got 2"),
         ("family", "conv", ("entries[0].family: must be one of gemm, attention_prefill, attention_decode, moe, "
-         "elementwise, collectives, scan; got 'conv'")),
+         "elementwise, collectives, scan, all_to_all, attention_layer; got 'conv'")),
         ("interval_long", "[1.1, 1.2]", ("entries[0].held_out.interval_long: must be a factor up to 1 and one from 1; "
          "got [1.1, 1.2]")),
     ],

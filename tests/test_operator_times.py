@@ -1,7 +1,8 @@
 """Expected times of operators that few models have, held to public measurements of shapes that were not fitted.
 
 Measured times are of ai-dynamo/aiconfigurator (Apache-2.0), aic-core/src/aiconfigurator_core/systems/data: gdn_perf,
-mamba2_perf (the only shape of Mamba-2, which was fitted).
+mamba2_perf (the only shape of Mamba-2, which was fitted), mhc_module_perf, wideep_deepep_ll_perf (fitted), mla_bmm_perf
+and dsa_generation_module_perf.
 """
 
 from pathlib import Path
@@ -14,12 +15,13 @@ from llmviewer.expectation.profile import shipped
 from llmviewer.expectation.rows import read
 from llmviewer.expectation.validate import predict
 
-TIMES = Path(__file__).parent / "operator_times.csv"
+TABLES = sorted((Path(__file__).parent / "operator_times").glob("*.csv"))
 TOLERANCE = 0.15
 
 
-def test_layers_of_few_models_take_as_long_as_measured():
-    found = predict(read(TIMES), shipped())
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_operators_of_few_models_take_as_long_as_measured(path):
+    found = predict(read(path), shipped())
     measured = found.table.frame["time_us"].to_numpy(float)
     expected = found.columns["expected_us"]
     assert not found.skipped
@@ -38,6 +40,23 @@ def test_scans_of_engines_differ_as_their_kernels_do():
     assert triton.expectation_source.startswith("calibrated on h200-sxm sglang")
     assert fused.expectation_source.startswith("calibrated on h200-sxm vllm")
     assert triton.expected_time_s > 5 * triton.bound_time_s
+
+
+def test_sparse_attention_is_one_launch_of_many_small_ones():
+    """278 us on an H200: all 128 heads, 16 sequences of 32k keys, vLLM."""
+    asked = {"library": "vllm", "layout": "dp=8 ep=8", "batch": 128, "prompt": 32767, "gen": 2}
+    step = analyze("deepseek-v3.2", "h200", **asked).phases.decode
+    layer = [row for row in step.operators if "dsa_decode" in row.expectation_source and row.block == "moe"]
+    assert {"q_a_proj", "indexer", "attention", "o_proj"} <= {row.name for row in layer}
+    assert sum(row.expected_time_s / row.repeat for row in layer) == pytest.approx(278e-6, rel=TOLERANCE)
+
+
+def test_tokens_are_sent_to_experts_by_kernels_for_that():
+    step = analyze("deepseek-v3", "h200", library="sglang", layout="dp=8 ep=8", batch=1024, gen=2).phases.decode
+    sent = [row for row in step.operators if row.name in ("dispatch", "collect")]
+    assert sent
+    assert all(row.expectation_source.startswith("calibrated on h200-sxm deepep") for row in sent)
+    assert all(row.expected_time_s > 2 * row.bound_time_s for row in sent)
 
 
 def test_an_unmeasured_step_has_the_interval_of_a_stand_in():

@@ -195,7 +195,9 @@ def test_a_table_may_have_rows_of_several_families(tmp_path):
     found = predict(read(path), shipped())
     expected = found.columns["expected_us"]
     assert expected[[0, 1, 3, 4]].tolist() == pytest.approx([alone[1], alone[0], alone[2], alone[1]])
-    known = "gemm, attention_prefill, attention_decode, moe, elementwise, collectives, scan"
+    known = (
+        "gemm, attention_prefill, attention_decode, moe, elementwise, collectives, scan, all_to_all, attention_layer"
+    )
     assert found.skipped == {f"family: must be one of {known}; got 'prayer'": 1}
     assert {row["row"] for row in validate([found]).worst} == {1, 2, 4, 5}
 
@@ -333,7 +335,7 @@ def test_the_table_names_errors_and_the_worst_rows(measured, profile, capsys):
          "gemm needs the column 'dtype'; it has 'gpu', 'framework', 'M', 'N', 'K'"),
         ("rows.csv", "gpu,framework,M,N,K\n", "holds no rows"),
         ("rows.csv", "family,gpu\nconv,H100\n", ("family: must be one of gemm, attention_prefill, attention_decode, "
-         "moe, elementwise, collectives, scan; got 'conv'")),
+         "moe, elementwise, collectives, scan, all_to_all, attention_layer; got 'conv'")),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_table_is_said_in_one_line(tmp_path, name, content, problem):

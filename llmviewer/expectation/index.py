@@ -66,9 +66,14 @@ def to_json() -> str:
     errors = [[*key, plain_error(error)] for key, error in transfer_errors().items()]
     parts: dict[str, list[Any]] = {"devices": facts, "entries": fits, "errors": errors}
     between = ",\n"
-    lists = (f'"{key}": [\n{between.join(map(json.dumps, items))}\n]' for key, items in parts.items())
-    sizes = f'"sizes": {json.dumps(_sizes())}'
+    lists = (f'"{key}": [\n{between.join(map(_compact, items))}\n]' for key, items in parts.items())
+    sizes = f'"sizes": {_compact(_sizes())}'
     return "{\n" + between.join((sizes, *lists)) + "\n}\n"
+
+
+def _compact(value: Any) -> str:
+    """JSON without spaces, as start-up reads the file."""
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _entry(document: Mapping[str, Any]) -> KernelFit:

@@ -227,7 +227,7 @@ def _same_work(fit: KernelFit, kernel: LibraryKernel, *, plain: bool) -> bool:
         if not plain:
             return not implementation.kernel.endswith("nongated")
         return implementation.kernel.endswith("nongated") or fit.sizes.get("gated", (1.0, 1.0))[0] == 0
-    if fit.family.startswith("attention"):
+    if fit.family.startswith("attention") and not FAMILIES[fit.family].names_operations:
         return implementation.attention_kind == kernel.implementation.attention_kind
     operation, other = (name.rpartition(" ")[2] for name in (implementation.kernel, kernel.implementation.kernel))
     return operation == other

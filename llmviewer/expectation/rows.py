@@ -19,6 +19,7 @@ from ..records import frozen
 from .device import Device, find_device
 from .families import FAMILIES, Family, Implementation
 from .families._family import EAGER, Array, Shapes
+from .families.gemm import BATCHED
 from .formats import SCHEMES, cache_bytes, kernel_type, plain_name
 from .headers import TYPED, alike, meant, missing
 from .tables import in_family_columns
@@ -46,6 +47,7 @@ _MARKER_COLUMNS: Final = (  # columns that identify the family of a table withou
 _CALLED_LIBRARIES: Final[Mapping[str, Mapping[str, str]]] = {
     "gemm": dict.fromkeys(("sarathi", "hf-transformers", "pytorch", "pytorch/te"), "cublas"),
     "collectives": {"torch.distributed": "nccl"},
+    "all_to_all": {"sglang": "deepep", "vllm": "deepep"},
 }
 # Other names of libraries and operations, by their letters, and the names in profiles and analyses.
 _LIBRARIES: Final = {
@@ -381,11 +383,11 @@ def _kernels(frame: pd.DataFrame, family: Family, eager: Array) -> Array:
     Element-wise kernels whose times include a host launch get the prefix "eager".
     """
     if family.name == "gemm":
-        return np.full(len(frame), "", dtype=object)
+        return np.where(_numbers(frame, "batch", 1) > 1, BATCHED, "").astype(object)
     if family.name == "elementwise":
         operations = _renamed(_texts(frame, "op"), _operation)
         return np.where(eager, f"{EAGER} " + operations, operations)
-    if family.name == "scan":
+    if family.name in ("scan", "all_to_all", "attention_layer"):
         kernels = _texts(frame, "kernel")
         return np.asarray(kernels + " " + _texts(frame, "op"), dtype=object)
     if family.name == "collectives":

@@ -14,6 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     import pandas as pd
 
+_INDEXED: Final = "dsa"  # family of layers that may reuse the keys that an indexer of another layer chose
 _DELTA_RULES: Final = ("gdn", "kda")  # whose kernels for single tokens differ only in the width of the decay
 
 
@@ -46,8 +47,28 @@ def _hyper_connections(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(family="elementwise", rows=frame["tokens"].astype(float))
 
 
+def _all_to_all(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.assign(family="all_to_all", kernel=frame["impl"])
+
+
+def _attention_layers(frame: pd.DataFrame) -> pd.DataFrame:
+    """Attention of a layer by family and phase; layers that reuse a choice of keys have an operation of their own."""
+    chooses = frame["indexer"].astype(bool) if "indexer" in frame else True
+    reusing = np.where(chooses | (frame["family"] != _INDEXED), "", "_reusing")
+    operation = frame["family"].astype(str) + reusing + "_" + frame["phase"].astype(str)
+    return frame.assign(family="attention_layer", op=operation)
+
+
+def _sparse_attention(frame: pd.DataFrame) -> pd.DataFrame:
+    heads = frame["index_heads"].where(frame["index_heads"] > 0, frame["heads_native"])
+    return frame.assign(family="attention_layer", heads=heads, ops=frame["ops"].clip(lower=1))
+
+
 # Columns that mark a table, and how it is read.
 _READERS: Final[tuple[tuple[tuple[str, ...], Callable[[pd.DataFrame], pd.DataFrame]], ...]] = (
     (("family", "op", "batch", "q_len", "v_heads", "v_dim", "bytes"), _linear_attention),
     (("op", "tokens", "streams", "bytes"), _hyper_connections),
+    (("op", "impl", "num_gpus", "tokens", "hidden", "topk", "experts"), _all_to_all),
+    (("family", "phase", "q_len", "kv_len", "heads", "bytes", "ops"), _attention_layers),
+    (("op", "q_len", "kv_len", "index_heads", "heads_native", "bytes", "ops"), _sparse_attention),
 )

@@ -114,6 +114,8 @@ def select_fits(
         return _nearest_candidates(others, device, implementation, unknown=unknown)
     if name == "elementwise" and implementation.kernel.rpartition(" ")[2] != _FALLBACK_OPERATION:
         return _as_traffic(implementation, select_fits(name, device, _addition(implementation), fits))
+    if name == "gemm" and implementation.kernel:
+        return select_fits(name, device, replace(implementation, kernel=""), fits, unknown=unknown)
     raise InputError(
         f"no profile of {name} in {implementation.dtype} on any {_DEVICE_KINDS.get(device.kind, device.kind)}"
     )
@@ -353,6 +355,8 @@ def has_equal_cost_types(fit: KernelFit, implementation: Implementation) -> bool
 
 def _same_operation(fit: KernelFit, implementation: Implementation) -> bool:
     """Whether a fit is of the same operation or kind of attention, the last word of a kernel's name."""
+    if fit.family == "gemm":
+        return fit.implementation.kernel == implementation.kernel
     if FAMILIES[fit.family].names_operations:
         operation, other = (name.rpartition(" ")[2] for name in (implementation.kernel, fit.implementation.kernel))
         return operation == other or not operation
@@ -409,7 +413,8 @@ def _transfer_error(name: str, implementation: Implementation, source_class: str
     if source_class in SIMILARITY_CLASSES:
         near, instead = source_class, ""
     classes_from_nearest = SIMILARITY_CLASSES[SIMILARITY_CLASSES.index(near) :] if near else ("", *SIMILARITY_CLASSES)
-    operation = implementation.kernel.rpartition(" ")[2] if FAMILIES[name].names_operations else ""
+    named = FAMILIES[name].names_operations or name == "gemm"
+    operation = implementation.kernel.rpartition(" ")[2] if named else ""
     parts, errors = (operation, implementation.attention_kind or implementation.dtype, "all"), index().errors
     classes = [", ".join(filter(None, (each, instead))) for each in classes_from_nearest if each != OTHER_VENDORS]
     keys = [(name, type_or_all, each) for each in (*classes, OTHER_VENDORS) for type_or_all in parts]

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from ._family import Family, FittedParameter, Implementation
+from .all_to_all import ExpertAllToAll
+from .attention_layer import AttentionLayer
 from .collectives import Collectives
 from .decode import Decode
 from .elementwise import ElementwiseFamily
@@ -16,7 +18,17 @@ from .scan import ScanFamily
 
 FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family
-    for family in (Gemm(), Prefill(), Decode(), Moe(), ElementwiseFamily(), Collectives(), ScanFamily())
+    for family in (
+        Gemm(),
+        Prefill(),
+        Decode(),
+        Moe(),
+        ElementwiseFamily(),
+        Collectives(),
+        ScanFamily(),
+        ExpertAllToAll(),
+        AttentionLayer(),
+    )
 }
 
 __all__ = ["FAMILIES", "Family", "FittedParameter", "Implementation"]

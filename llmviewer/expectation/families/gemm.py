@@ -110,6 +110,7 @@ _HALF_THROTTLED_S: Final = (
 # Rows up to which TensorRT-LLM multiplies on vector units (SMALL_M_FAST_PATH of its plugins), up to which it does so
 # with narrow weights where that is faster (checkTactic of its weight-only ones), and columns of a block of threads.
 _FEW_ROWS: Final = 4
+BATCHED: Final = "bmm"  # kernels of products that are batched, such as by head
 _TRIED_ROWS: Final = 15
 _GEMV_COLUMNS: Final = 8
 
@@ -126,7 +127,7 @@ class Gemm(Family):
     name = "gemm"
     columns = ("M", "N", "K")
     optional: ClassVar = {"loop": 0.0, "private": 0.0, "batch": 1.0}
-    groups = ("N", "K")
+    groups = ("N", "K", "batch")
     models_half_rate = True
     stable_tiling = True
     power_limited = True
@@ -344,7 +345,10 @@ class Gemm(Family):
         return np.asarray(np.maximum(ops / device.limit(kind.arithmetic), moved / device.bandwidth))
 
     def fittable(self, shapes: Shapes) -> Array:
-        return np.asarray((shapes["N"] >= 256) & (shapes["K"] >= 256))
+        return np.asarray(((shapes["N"] >= 256) & (shapes["K"] >= 256)) | (np.asarray(shapes["batch"]) > 1))
+
+    def is_common(self, implementation: Implementation) -> bool:
+        return implementation.kernel != BATCHED
 
 
 def _bytes(shapes: Shapes, weight: float, activation: float) -> tuple[Array, Array, Array]:

@@ -28,6 +28,7 @@ from ._attention import attention, indexer, scores
 from ._collectives import STRAIGHT, collective, sending
 from ._experts import experts, moe
 from ._kernel import KernelSequence, LibraryKernel, Sending
+from ._layers import attention_layer, attention_layers
 from ._movers import hyper_connection, mover, unmeasured
 from ._products import UNMERGED_LIBRARIES, gemm, products
 from ._scans import convolution, scan
@@ -87,8 +88,12 @@ def _of_block(
     """
     by_amounts_only = any(work.library in WHOLE_PASS_LIBRARIES for work in works.values())
     mergeable = {place: work for place, work in works.items() if not work.op.on_host}
+    layers = [] if by_amounts_only else attention_layers(mergeable)
+    others = {place: work for place, work in mergeable.items() if not any(place in members for members in layers)}
     joined = {
-        place: members for members in (*fused, *(() if by_amounts_only else products(mergeable))) for place in members
+        place: members
+        for members in (*fused, *layers, *(() if by_amounts_only else products(others)))
+        for place in members
     }
     for place, work in works.items():
         members = joined.get(place, (place,))
@@ -99,6 +104,8 @@ def _of_block(
             launch = (
                 moe(members, works)
                 if members in fused
+                else attention_layer(members, works)
+                if members in layers
                 else gemm(members, works)
                 if place in joined
                 else _launch(place, work)

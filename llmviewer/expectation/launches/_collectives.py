@@ -27,12 +27,46 @@ _SHORT_MESSAGE_KERNELS: Final[Mapping[str, str]] = {
     "vllm": "vLLM_custom_graph", "sglang": "SGLang_CustomAllReduce_graph", "trtllm": "TRTLLM",
 }  # fmt: skip
 _SHORT_BYTES: Final = 8 * 2**20
+_DISPATCH: Final = "dispatch"
+_DEEPEP_LIBRARIES: Final = ("vllm", "sglang")  # which call DeepEP to send tokens to their experts
+_MOE_LIBRARIES: Final = (*_DEEPEP_LIBRARIES, "trtllm")  # which have kernels for it
 # Of DeepEP (docs/legacy.md): its kernels for many tokens reach 43 to 45 of 50 GB/s between 32 and 64 H800, without what
 # stays in a domain, and take 20 cores (num_sms of its deep_ep/buffer.py). Least squares over its times for few tokens,
 # of 16 to 256 H800, give the same part of the links and the start, within 7 % (tests/test_collectives_measured.py).
 _FORWARDED: Final = Sending(cores=20, reach=0.87)
 STRAIGHT: Final = Sending(cores=0, reach=0.87, start_s=27e-6)
 _IN_DOMAIN: Final = Sending(cores=20)  # NCCL takes about as many
+
+
+def _by_experts(op: AllToAll, work: LaunchWork) -> tuple[LibraryKernel, ...]:
+    """DeepEP's kernels for tokens that are sent to their experts within a domain: those with low latency for steps of
+    single tokens, as SGLang's --deepep-mode auto chooses, or wherever each copy is sent directly. Another width of an
+    element counts as other elements.
+    """
+    assert op.choice is not None
+    sent, bits = op.inputs[0], 8 if op.name == _DISPATCH else 16
+    shapes: dict[str, Num] = {
+        "num_gpus": op.group.size,
+        "tokens": work.of(sent.rows) / op.copies,
+        "hidden": sent.width * sent.format.bits / bits,
+        "topk": op.choice.top_k,
+        "experts": op.choice.experts + op.choice.redundant,
+    }
+    longest = np.max(np.broadcast_arrays(*(spans.q_len for spans in work.groups)), axis=0)
+    is_direct = np.less_equal(longest, 1) | op.direct
+    library = "deepep" if work.library in _DEEPEP_LIBRARIES else work.library
+    operation = _DISPATCH if op.name == _DISPATCH else "combine"
+    return tuple(
+        LibraryKernel(
+            family="all_to_all",
+            implementation=Implementation(
+                library=library, dtype="fp8" if bits == 8 else "bf16", kernel=f"{name} {operation}"
+            ),
+            shapes=shapes,
+            where=where,
+        )
+        for name, where in (("deepep_low_latency", is_direct), ("deepep_normal", ~is_direct))
+    )
 
 
 def collective(op: Collective, work: LaunchWork) -> tuple[tuple[LibraryKernel, ...], str]:
@@ -43,6 +77,8 @@ def collective(op: Collective, work: LaunchWork) -> tuple[tuple[LibraryKernel, .
     last = group.tiers[-1][0] if group.tiers else group.inside
     hosted = last == HOST
     is_across_domains = group.outer > 1 and not hosted
+    if isinstance(op, AllToAll) and op.choice and not (is_across_domains or hosted) and work.library in _MOE_LIBRARIES:
+        return _by_experts(op, work), ""
     remark = "no collective between domains was measured" if is_across_domains else ""
     if is_across_domains and group.inner == 1:
         return (), remark

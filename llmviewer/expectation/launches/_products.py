@@ -17,6 +17,7 @@ from ...operators.kinds import OperatorGroup, kind_of
 from ...operators.linear import ChosenLinear, Linear
 from ...precision import Format
 from ..families import Implementation
+from ..families.gemm import BATCHED
 from ..formats import kernel_type
 from ..profile import ANOTHER_TYPE
 from ._kernel import KernelSequence, LibraryKernel
@@ -108,7 +109,7 @@ def gemm(members: tuple[int, ...], works: Mapping[int, LaunchWork]) -> KernelSeq
         kernels=tuple(
             LibraryKernel(
                 family="gemm",
-                implementation=Implementation(library=work.library, dtype=dtype),
+                implementation=Implementation(library=work.library, dtype=dtype, kernel=BATCHED if batch > 1 else ""),
                 shapes={"M": rows, "N": n, "K": depth, "batch": batch},
             )
             for dtype, n in columns.items()

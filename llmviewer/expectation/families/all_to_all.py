@@ -93,7 +93,7 @@ def _is_direct(implementation: Implementation) -> bool:
 def _row_bytes(shapes: Shapes, implementation: Implementation) -> Array:
     """Bytes of a token on its way: fp8 with a scale for each 128 elements and its number, or 16 bits. [B]"""
     hidden = np.asarray(shapes["hidden"], dtype=float)
-    return hidden * (1 + 1 / 32) + 16 if implementation.dtype == "fp8" else 2 * hidden
+    return np.asarray(hidden * (1 + 1 / 32) + 16 if implementation.dtype == "fp8" else 2 * hidden)
 
 
 def _copies(shapes: Shapes, implementation: Implementation) -> tuple[Array, Array]:

@@ -65,7 +65,7 @@ def _row(one: Fitting) -> tuple[Item, ...]:
         Item(text=one.quant),
         _bytes(one.memory_bytes),
         _bytes(one.room_bytes),
-        Item(text=f"{one.max_context:,}", key=one.max_context) if one.max_context else DASH,
+        Item(text=f"{one.max_context:,}", key=one.max_context),
         speed,
         number_item(1 / one.bound_s),
         Item(text=", ".join(one.others) or "-"),

@@ -12,6 +12,8 @@ from llmviewer.cli import main
 from llmviewer.devices import local
 from llmviewer.errors import InputError
 from llmviewer.reports.machine_fit import REPORT
+from llmviewer.server_memory import capacity
+from llmviewer.setting import Setting
 
 from .cases import first_fast
 
@@ -25,7 +27,7 @@ def found():
 
 def test_each_model_is_in_the_widest_precision_that_fits(found):
     assert {one.facts.name: one.quant for one in found.fitting} == {
-        "qwen3-32b": "Q5_K_M", "gpt-oss-20b": "published", "qwen3-14b": "Q8_0", "qwen3-8b": "Q8_0",
+        "qwen3-32b": "Q4_K_M", "gpt-oss-20b": "published", "qwen3-14b": "Q8_0", "qwen3-8b": "Q8_0",
     }  # fmt: skip
     assert found.too_large == ("llama-3.1-70b",)
     sizes = [one.facts.parameters for one in found.fitting]
@@ -37,7 +39,12 @@ def test_numbers_are_those_of_an_analysis(found, name):
     (one,) = (one for one in found.fitting if one.facts.name == name)
     quant = None if one.quant == "published" else one.quant
     shown = analyze(name, "rtx-4090", quant=quant, engine="llama.cpp", prompt=512, gen=2, kv_len=8192)
-    assert one.memory_bytes == pytest.approx(shown.memory.total_bytes)
+    server = capacity(Setting.of(name, "rtx-4090", quant=quant, engine="llama.cpp", max_num_seqs=1, max_model_len=8192))
+    assert server.starts
+    assert one.memory_bytes + one.room_bytes == pytest.approx(
+        server.weight_bytes + server.activation_bytes + server.other_bytes + server.pool_bytes
+    )
+    assert one.memory_bytes == pytest.approx(shown.memory.weight_bytes + shown.memory.kv_cache_bytes, rel=0.06)
     assert float(one.step_s.expected) == pytest.approx(shown.phases.decode.total.expected_time_s)
     assert one.bound_s == pytest.approx(shown.phases.decode.total.bound_time_s)
     assert one.step_s.expected >= one.bound_s
@@ -45,8 +52,10 @@ def test_numbers_are_those_of_an_analysis(found, name):
 
 def test_a_wider_precision_would_not_fit(found):
     (one,) = (one for one in found.fitting if one.facts.name == "qwen3-32b")
-    wider = analyze("qwen3-32b", "rtx-4090", quant="Q6_K", engine="llama.cpp", prompt=512, gen=2, kv_len=8192)
-    assert not wider.memory.fits
+    for quant, tokens, starts in (("Q5_K_M", 8192, False), ("Q4_K_M", one.max_context, True),
+                                  ("Q4_K_M", one.max_context * 102 // 100, False)):  # fmt: skip
+        options = {"quant": quant, "engine": "llama.cpp", "max_num_seqs": 1, "max_model_len": tokens}
+        assert capacity(Setting.of("qwen3-32b", "rtx-4090", **options), tokens).starts == starts
     assert one.max_context > found.context
 
 
@@ -121,7 +130,7 @@ def test_the_command(capsys):
         (["--context", "0"], "--context must be a whole number of at least 1; got 0"),
         (["--tokens-per-s", "-1"], "--tokens-per-s must be at least 0; got -1"),
         (["--model", "nope"], "no model that generates begins with 'nope'"),
-        (["--engine", "mlx"], "mlx was measured on GPUs of apple"),
+        (["--engine", "mlx"], "mlx was measured on devices of apple"),
         (["--quant", "W99"], "bits must be"),
     ],
 )

@@ -56,7 +56,7 @@ def _tokens(_: click.Context, parameter: click.Parameter, value: str) -> int:
     "--all",
     "every",
     is_flag=True,
-    help="Evaluate every model, which takes half a minute; else the 30 largest that run.",
+    help="Evaluate every model, which takes some ten seconds; else the 30 largest that run.",
 )
 @inputs.declared_options(MachineOptions)
 @shared.report_options

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from itertools import groupby
 from typing import Any, ClassVar, Final, NamedTuple, Unpack
 
@@ -20,6 +20,7 @@ from ..model_index import ModelFacts, all_facts
 from ..options import MachineOptions, document_options
 from ..records import frozen
 from ..rows import Rows
+from ..server_memory import Capacity, capacity
 from ..setting import Setting, whole_number
 from ..transforms.quantize import PUBLISHED, parse_quantization
 from ..variants.changes import LOCAL_PRECISIONS
@@ -30,6 +31,7 @@ CONTEXT: Final = 8192  # tokens of a conversation
 MAX_SHOWN: Final = 30  # models by default: each is evaluated by its own graph
 _CHUNK: Final = 512  # prompt tokens of the pass whose activations are counted
 _PREFILTER: Final = 0.8  # share of parameters that all models store in the format of their precision
+_UNLIMITED: Final = 1 << 20  # tokens, of models whose longest context is unknown
 _NARROW_BITS: Final = 8.5  # weights that are published so narrow need no other precision
 
 
@@ -48,8 +50,9 @@ class Fitting:
     """A model that runs on the device, one sequence at a time with `context` tokens.
 
     others       models of the same shape
-    room_bytes   memory that is left [B]
+    server       memory of the engine with one sequence of `context` tokens
     max_context  tokens that fit, at most those of the model
+    room_bytes   memory that is left [B]
     bound_s      lower bound of a decode step at the end of the context [s]
     step_s       expected time of the step; None if only the bound is known [s]
     """
@@ -58,15 +61,19 @@ class Fitting:
     others: tuple[str, ...]
     quant: str
     evaluation: Evaluation = field(repr=False)
-    max_context: int | None
+    server: Capacity = field(repr=False)
+    max_context: int
 
     @property
     def memory_bytes(self) -> float:
-        return float(self.evaluation.memory_bytes)
+        """Weights, cache, activations and overhead. [B]"""
+        server = self.server
+        parts = (server.weight_bytes, server.activation_bytes, server.other_bytes)
+        return sum(parts) + self.evaluation.memory.kv_cache_bytes
 
     @property
     def room_bytes(self) -> float:
-        return self.evaluation.capacity_bytes - self.memory_bytes
+        return self.server.pool_bytes - self.evaluation.memory.kv_cache_bytes
 
     @property
     def bound_s(self) -> float:
@@ -165,7 +172,7 @@ def fit(
 
     hardware      device; None: the GPU of this machine
     models        beginnings of names, such as "qwen3"; none: all
-    context       tokens of prompt and output that must fit
+    context       tokens of prompt and output with which the engine must start
     tokens_per_s  least decode speed, expected or, without measurements, at the bound; precisions get narrower for it
     quants        precisions to choose from, the widest first; none: those of GGUF files for llama.cpp, of MLX, or of
                   the checkpoint, fp8 and 4-bit weights
@@ -205,7 +212,7 @@ def fit(
         trial = search.widest(facts)
         if trial.refusal and not trial.evaluation:
             refused += [(name, trial.refusal) for name in names]
-        elif trial.evaluation is None or not trial.evaluation.fits:
+        elif trial.server is None or trial.evaluation is None or not trial.server.starts:
             too_large += names
         elif not trial.fast:
             too_slow += names
@@ -213,8 +220,8 @@ def fit(
             quant, evaluation = trial.quant, trial.evaluation
             fitting.append(
                 Fitting(
-                    facts=facts, others=tuple(names[1:]), quant=quant, evaluation=evaluation,
-                    max_context=_max_context(facts, evaluation),
+                    facts=facts, others=tuple(names[1:]), quant=quant, evaluation=evaluation, server=trial.server,
+                    max_context=_max_context(evaluation.setting, length),
                 )
             )  # fmt: skip
     progress(len(shapes), len(shapes))
@@ -267,6 +274,7 @@ class _TriedPrecision(NamedTuple):
 
     quant: str = ""
     evaluation: Evaluation | None = None
+    server: Capacity | None = None
     fast: bool = False
     refusal: str = ""
 
@@ -289,15 +297,17 @@ class _Search:
                 continue
             try:
                 evaluation = self._evaluated(facts.name, one.quant)
-                step = evaluation.expected_pass_s("decode") if evaluation.fits else None
+                server = capacity(evaluation.setting, self.context)
+                step = evaluation.expected_pass_s("decode") if server.starts else None
             except InputError as error:
                 closest = closest if closest.evaluation else _TriedPrecision(refusal=str(error))
                 continue
-            if evaluation.fits:
+            tried = _TriedPrecision(quant=one.quant, evaluation=evaluation, server=server)
+            if server.starts:
                 time_s = float(step.expected if step else evaluation.pass_s("decode"))
-                closest = _TriedPrecision(quant=one.quant, evaluation=evaluation, fast=time_s * self.target <= 1)
+                closest = tried._replace(fast=time_s * self.target <= 1)
             elif closest.evaluation is None:
-                closest = _TriedPrecision(quant=one.quant, evaluation=evaluation)
+                closest = tried
             if closest.fast:
                 break
         return closest
@@ -314,13 +324,29 @@ class _Search:
 
     def _evaluated(self, name: str, quant: str) -> Evaluation:
         setting = Setting.of(
-            name, self.device, quant=None if quant == PUBLISHED else quant, engine=self.engine.name
+            name, self.device, quant=None if quant == PUBLISHED else quant, engine=self.engine.name, max_num_seqs=1,
+            max_model_len=self.context,
         )  # fmt: skip
         prompt = min(_CHUNK, self.context)
         return Evaluation(setting=setting, batch=1, prompt=prompt, gen=2, kv_len=self.context)
 
 
-def _max_context(facts: ModelFacts, evaluation: Evaluation) -> int | None:
-    """Tokens of one sequence that fit, at most those of the model; None if there is no limit."""
-    limits = [limit for limit in (evaluation.memory.max_context, facts.max_context) if limit]
-    return min(limits) if limits else None
+def _max_context(setting: Setting, fitting: int) -> int:
+    """Tokens of one sequence with which the server starts, to a hundredth, at most those of the model.
+
+    fitting  tokens with which it starts
+    """
+    most = setting.model.max_context or _UNLIMITED
+    if fitting >= most or _starts(setting, most):
+        return most
+    while most - fitting > max(fitting // 100, 1):
+        middle = (fitting + most) // 2
+        fitting, most = (middle, most) if _starts(setting, middle) else (fitting, middle)
+    return fitting
+
+
+def _starts(setting: Setting, tokens: int) -> bool:
+    """Whether the server starts with requests of so many tokens."""
+    assert setting.engine
+    options = replace(setting.engine.options, max_model_len=tokens)
+    return capacity(replace(setting, engine=replace(setting.engine, options=options)), tokens).starts

@@ -70,7 +70,15 @@ def headline(choice: Choice) -> str:
     bounds_note = f"; {len(choice.unmeasured)} more qualify by bounds alone" * bool(choice.unmeasured)
     basis = f" {_basis(choice.ranked[0])}" if choice.ranked else ""
     qualify = f"{len(choice.ranked)} of {count} qualify, ranked by {choice.merit}{basis}{bounds_note}"
-    return f"{title(choice)}; {conditions}. {qualify}{_priced_devices(choice)}"
+    return f"{title(choice)}; {conditions}. {qualify}{_cheapest(choice)}{_priced_devices(choice)}"
+
+
+def _cheapest(choice: Choice) -> str:
+    """The first of a ranking by cost, in dollars for a million tokens."""
+    if choice.by is not Criterion.COST or not choice.ranked:
+        return ""
+    first = choice.ranked[0]
+    return f". Lowest: {first.cell.hardware.name}, {first.cell.quant}, {1e6 / first.merit:.3g} USD per million tokens"
 
 
 def _basis(one: Ranked) -> str:

@@ -55,16 +55,25 @@ def test_what_nobody_can_buy_is_left_out_unless_it_is_meant(novel, tmp_path, mon
     assert list(unsold([load_hardware(name) for name in ("b100", "mine", "l4")])) == ["b100"]
 
 
+def test_a_model_of_4_bit_weights_is_served_in_them():
+    assert choose("gpt-oss-20b", hardware=["h100-sxm"]).quants == ("published",)
+    assert choose("deepseek-v3", hardware=["b200"], max_devices=8).quants == ("published", "W4A16g128")
+    assert choose("gpt-oss-20b", hardware=["h100-sxm"], quants=["fp8"]).quants == ("fp8",)
+
+
 def test_of_how_many_the_price_is_known_is_told_first():
     asked = {"hardware": ["h100-sxm", "rtx-pro-5000", "rtx-4080"], "bound": True}
     by_cost, of_years, by_speed = (choose("llama-2-7b", **asked, **more) for more in (
         {"by": "cost"}, {"by": "cost", "years": 2}, {}
     ))  # fmt: skip
     assert (by_cost.priced, by_speed.priced) == (1, 3)
+    first, price = by_cost.ranked[0], 1e6 / by_cost.ranked[0].merit
     assert REPORT.headline(by_cost).endswith(
-        "1 of 3 devices qualify, ranked by tokens/USD at the bound. Of these 3 devices 1 has a known price; only these "
-        "are ranked; --depreciation YEARS counts purchase prices too"
+        "1 of 3 devices qualify, ranked by tokens/USD at the bound. "
+        f"Lowest: h100-sxm, {first.cell.quant}, {price:.3g} USD per million tokens. "
+        "Of these 3 devices 1 has a known price; only these are ranked; --depreciation YEARS counts purchase prices too"
     )
+    assert "per million tokens" not in REPORT.headline(by_speed)
     assert of_years.priced == len(of_years.ranked) > 1
     assert "USD/h: the cloud price. Cloud prices of 2026-10. Memory" in REPORT.tables(by_cost)[0].about
     own = choose("llama-2-7b", **asked, by="cost", hardware_set=["h100-sxm:price.cloud=3 USD/h"])

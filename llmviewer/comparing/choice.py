@@ -27,6 +27,7 @@ from ..records import frozen
 from ..rows import Rows
 from ..setting import whole_number
 from ..transforms.quantize import PUBLISHED
+from ..variants.changes import narrower
 from ..variants.evaluation import expect_together
 from .cells import LAYOUT, Cell, ExpectedTimes
 from .comparison import Comparison, compare
@@ -177,7 +178,8 @@ def choose(
 ) -> Choice:
     """Ranks devices for `users` who each send a prompt of `prompt` tokens at once and get `gen` tokens.
 
-    quants       allowed precisions; a device is ranked by its best one
+    quants       allowed precisions; a device is ranked by its best one; of the default ones, those that are narrower
+                 than the published weights
     hardware     devices to choose from; None: shipped devices that are for sale, and those of the user's folder
     max_devices  maximum devices of a kind, on one host, by tensor parallelism; the smallest number that qualifies is
                  ranked, of the numbers that divide the model
@@ -204,6 +206,8 @@ def choose(
         whole_number("max_devices", max_devices),
         load_model(model) if isinstance(model, str) else model,
     )
+    if precisions == QUANTS:
+        precisions = narrower(loaded_model, precisions)
     if device_limit > _MAX_TENSOR_PARALLELISM:
         raise InputError(f"max_devices must be at most {_MAX_TENSOR_PARALLELISM}; got {device_limit}")
     layouts = [Layout(tp=n) for n in _valid_degrees(loaded_model, loaded(devices[0]), device_limit)]

@@ -28,6 +28,7 @@ from ..parameters import KvLink, KvTransfer
 from ..setting import Setting, check_engine_options, engine_inputs, server_options, whole_number
 from ..techniques import parse_techniques
 from ..transforms.quantize import PUBLISHED, parse_quantization
+from ..variants.changes import narrower
 from .candidates import PRICES, Candidate
 from .confirmation import as_simulated, confirmed
 from .load import Grid, Load
@@ -78,7 +79,7 @@ def plan(
     hardware          devices to choose from; None: shipped devices that are for sale, and those of the user's folder
     max_devices       maximum devices of all replicas together
     layouts           layouts of a replica, as in "tp=4 pp=2"; "": one device; None: default_layouts()
-    quants            precisions to choose from
+    quants            precisions to choose from; of the default ones, those that are narrower than the published weights
     batches           limits of concurrent sequences to choose from, besides 1
     by                "cost", "energy" (watts at TDP) or "devices"; None: the first of these that is known
     years             time of use over which a purchase price is spread, for devices without a cloud price
@@ -117,6 +118,8 @@ def plan(
         typical(serving_engine.name, devices) if serving_engine and serving_engine.has_whole_passes else devices[0]
     )
     base = _base_setting(model, base_device, serving_engine, all_options)
+    if tuple(precisions) == QUANTS:
+        precisions = narrower(base.model, precisions)
     load = _load(
         base, rate=rate, prompt=prompt, gen=gen, goals=goals, batches=batches,
         max_devices=max_devices, years=years, disaggregated=disaggregated,

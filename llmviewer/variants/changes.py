@@ -12,6 +12,7 @@ from math import ceil
 from typing import Final
 
 from ..errors import InputError
+from ..graph import Graph
 from ..model import Model, vocabulary
 from ..model_files import load_model, model_names
 from ..operators.linear import Linear
@@ -21,6 +22,7 @@ from ..resource import matrix
 from ..setting import Setting
 from ..techniques import Requirement, Technique, parse_technique, techniques
 from ..transforms.offload import HOST
+from ..transforms.quantize import PUBLISHED
 from .evaluation import Evaluation
 from .quantization import given_scheme
 from .variant import Change
@@ -62,7 +64,7 @@ def deployed_precisions(setting: Setting) -> Iterator[Change]:
     """Precisions in which engines run models on the device, narrower than that of `setting`, and an 8-bit KV cache."""
     engine = setting.engine.name if setting.engine else ""
     current, _ = given_scheme(setting)
-    bits = _mean_bits(setting)
+    bits = _mean_bits(setting.graph)
     if engine in LOCAL_PRECISIONS:
         texts = {text: f"{each:g}-bit weights" for text, each in LOCAL_PRECISIONS[engine].items() if each < bits - 0.2}
     else:
@@ -85,10 +87,17 @@ def _is_deployed(text: str, setting: Setting, bits: float) -> bool:
     return natively and not (text == "W8A8" and matrix(NAMED["fp8_e4m3"].compute) in rates)
 
 
-def _mean_bits(setting: Setting) -> float:
+def narrower(model: Model, quants: Sequence[str]) -> tuple[str, ...]:
+    """The precisions that do not widen the published weights: a model of 4-bit weights is served in them."""
+    bits = _mean_bits(model.published)
+    schemes = ((text, parse_scheme(text).weight if text != PUBLISHED else None) for text in quants)
+    return tuple(text for text, weight in schemes if weight is None or weight.stored_bits <= bits - 1)
+
+
+def _mean_bits(graph: Graph) -> float:
     """Mean bits of a weight of matrix products, with its scales."""
     weights = [(block.repeat * op.weight.numel, op.weight.format.stored_bits)
-               for block, op in setting.graph if isinstance(op, Linear) and not op.left_as_published]  # fmt: skip
+               for block, op in graph if isinstance(op, Linear) and not op.left_as_published]  # fmt: skip
     return sum(count * bits for count, bits in weights) / sum(count for count, _ in weights)
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
-from math import ceil, inf
+from math import ceil, inf, log2
 from typing import Final, NamedTuple
 
 from .devices.hardware import Hardware
@@ -321,8 +321,9 @@ def _budget(setting: Setting, rules: MemoryRules, stage: int, *, total: float, c
     live = max(footprint.stages[stage].step_bytes(step) for step in steps)
     live += rules.extra_tensors * _BYTES * _width(setting) * chunk
     activations = max(live, sampled) if rules.profiles else 0.0
-    several = layout.devices > layout.dp or layout.waiting_ranks > 1
-    overhead = rules.overhead_several if several else rules.overhead
+    joined = layout.devices // layout.dp * layout.waiting_ranks
+    overhead = rules.overhead if joined == 1 else rules.overhead_several or rules.overhead
+    overhead += rules.overhead_doubling * log2(joined)
     layers = sum(one.count for one in _layers(setting, stage))
     graphs = rules.graph_bytes * layers * _captured(rules, limit)
     other = overhead + graphs

@@ -200,7 +200,8 @@ class MemoryRules:
     sampler        reserved for each token of the vocabulary and sequence of a step: logits, copies, order
     samples_all    whether logits of all tokens of a step are reserved, and else of one per sequence
     overhead       outside of tensors on a device alone, by contexts and libraries
-    overhead_several  the same where devices communicate
+    overhead_several  the same where devices communicate; `overhead` if 0
+    overhead_doubling  further overhead with each doubling of the devices that communicate
     graph_bytes    of a CUDA graph, for each layer, where they count
     graphs_to      sequences of the largest CUDA graph
     pool           PAGES: groups of layers share blocks of one size; SPLIT: layers with states or windows have pools of
@@ -225,6 +226,7 @@ class MemoryRules:
     samples_all: bool = False
     overhead: float = 0.0
     overhead_several: float = 0.0
+    overhead_doubling: float = 0.0
     graph_bytes: float = 0.0
     graphs_to: int = 512
     pool: str = SEQUENCES
@@ -362,7 +364,7 @@ def _memory(part: Section) -> MemoryRules:
     )  # fmt: skip
 
 
-_SIZES: Final = ("margin", "sampler", "overhead", "overhead_several", "graph_bytes")
+_SIZES: Final = ("margin", "sampler", "overhead", "overhead_several", "overhead_doubling", "graph_bytes")
 _PLAIN_RULES: Final[Mapping[str, Any]] = {
     "profiles": False, "graphs_to": 512, "states": 0.0, "state_slots": 1, "windows": 1.0, "by_group": False,
     "whole_prompts": 0, "needs_longest": False, "samples_all": False, "extra_tensors": 0,

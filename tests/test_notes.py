@@ -132,3 +132,13 @@ def test_models_that_the_last_cache_holds_are_named():
     )
     for larger in ({}, {"quant": "bf16", "batch": 64}, {"quant": "bf16", "offload": "weights=0.5"}):
         assert not any("fit in the" in note for note in analyze("llama-68m", "mi300x", **larger).notes)
+
+
+def test_operators_that_an_engine_runs_in_one_launch_are_named():
+    shown = " ".join(analyze("qwen3-32b", "h100-sxm", quant="fp8", layout="tp=2", engine="vllm").notes)
+    assert "one launch of vLLM each" in shown
+    assert "q_proj+k_proj+v_proj, gate_proj+up_proj" in shown
+    assert "one launch" not in " ".join(analyze("qwen3-32b", "h100-sxm", layout="tp=2").notes)
+    assert "one launch" not in " ".join(analyze("qwen3-8b", "rtx-4090", quant="Q4_K_M", engine="llama.cpp").notes)
+    alone = " ".join(analyze("llama-2-7b", "a100-sxm-80gb", engine="huggingface").notes)
+    assert "one launch" not in alone  # PyTorch launches every operator by itself

@@ -45,6 +45,7 @@ _LITTLE_EFFECT: Final = {  # what-ifs that change few results, by prefix
 }
 _GGUF_ENGINE: Final = "llama.cpp"
 _GGUF_TYPES: Final = BY_NAME.keys() - NAMED.keys() - {"f32", "f16", "f64"}  # types that only GGUF files have
+_MAX_MERGED: Final = 8  # operators of a launch that a note names; the layers of a whole pass are more
 _WIDEST_BITS: Final = 16  # bits; matrix-product kernels treat wider formats as 16-bit ones
 
 
@@ -60,7 +61,12 @@ def notes(evaluation: Evaluation, *, generated: int) -> tuple[str, ...]:
     )
     sentences = [*unknown, *model.notes, *technique_notes, *_conversions(setting), *_substitutions(setting)]
     sentences += [*_links(setting), *_fp32_weights(setting), *_engine_library(setting), *_gguf_engine(setting)]
-    sentences += [*_to_mxfp8(setting), *_other_libraries(evaluation), *_other_types(evaluation)]
+    sentences += [
+        *_merged_launches(evaluation),
+        *_to_mxfp8(setting),
+        *_other_libraries(evaluation),
+        *_other_types(evaluation),
+    ]
     sentences += [*_replicated(setting), *_cut_scale_blocks(setting), *_indivisible_groups(setting)]
     sentences += _fits_in_cache(setting, batch=batch, prompt=prompt, generated=generated)
     if model.image_input_tokens and prompt != model.image_input_tokens:
@@ -271,6 +277,22 @@ def _to_mxfp8(setting: Setting) -> list[str]:
         return []
     does = f"{kernels.library} quantizes the activations of experts with MXFP4 weights to MXFP8 here"
     return [f"{does}: expected times include this; --quant 'published,expert_*=Amxfp8' gives the bound with it"]
+
+
+def _merged_launches(evaluation: Evaluation) -> list[str]:
+    """Operators of a decode step, or of the one pass, that the engine runs in one launch, such as gate and up."""
+    setting, kernels = evaluation.setting, evaluation.setting.kernels
+    if setting.engine is None or kernels is None or isinstance(kernels.device, str):
+        return []
+    launched = evaluation.launched(evaluation.phases[-1], kernels)
+    names = dict.fromkeys(
+        "+".join(dict.fromkeys(launched.operators[member].operator.name for member in launch.members))
+        for launch in launched.launches
+        if 1 < len(launch.members) <= _MAX_MERGED
+    )
+    if not names:
+        return []
+    return [f"one launch of {setting.engine.title} each, whose expected time its operators share: {', '.join(names)}"]
 
 
 def _other_libraries(evaluation: Evaluation) -> list[str]:

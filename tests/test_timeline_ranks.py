@@ -53,7 +53,7 @@ def written(folder, traces):
     folder.mkdir(exist_ok=True)
     for number, trace in enumerate(traces):
         (folder / f"w{number}.json").write_text(json.dumps(trace))
-    return {path: read_timeline(path, "decode") for path in rank_files([folder])}
+    return {str(path): read_timeline(path, "decode") for path in rank_files([folder])}
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_folders_that_have_no_ranks(tmp_path, sharded, monkeypatch):
     sums = tmp_path / "sums.csv"
     sums.write_text("Name,Instances,Total Time (ns)\nflash_fwd_kernel,32,9999\n")
     with pytest.raises(InputError, match="has sums by kernel; ranks are compared by their launches in time"):
-        compare_ranks({sums: read_timeline(sums, "decode")}, sharded, phase="decode", passes=None)
+        compare_ranks({str(sums): read_timeline(sums, "decode")}, sharded, phase="decode", passes=None)
 
 
 def test_ranks_without_numbers_have_those_of_their_names_or_their_order(tmp_path, sharded):
@@ -157,6 +157,22 @@ def test_ranks_without_numbers_have_those_of_their_names_or_their_order(tmp_path
         folder.mkdir()
         for name in names:
             (folder / name).write_text(json.dumps(trace))
-        recordings = {path: read_timeline(path, "decode") for path in rank_files([folder])}
+        recordings = {str(path): read_timeline(path, "decode") for path in rank_files([folder])}
         found = compare_ranks(recordings, sharded, phase="decode", passes=None)
         assert [rank.rank for rank in found.ranks] == numbers
+
+
+def test_devices_of_one_file_are_ranks(tmp_path, capsys):
+    """The same as two files, numbered as the devices are; without --ranks, the busiest is compared alone."""
+    events = []
+    for device, trace in enumerate((recorded(reduce_us=25), recorded(extra=10))):
+        events += [{**event, "args": {**event["args"], "device": device}} for event in trace["traceEvents"]]
+    path = tmp_path / "node.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    asked = ["llama-3.1-8b", "h100-sxm", "--batch", "8", "--tp", "2"]
+    assert main(["timeline", str(path), *asked, "--ranks"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "on 2 ranks of NVIDIA H100" in words
+    assert "Slowest: rank 1 computes" in words
+    assert main(["timeline", str(path), *asked]) == 0
+    assert "One of 2 devices in the file." in " ".join(capsys.readouterr().out.split())

@@ -687,3 +687,26 @@ def test_reports_of_all_formats(tmp_path, capsys):
     assert {row["kind"] for row in rows} == {"part", "product", "elementwise", "kernel"}
     assert "nvjet_down" in (tmp_path / "folder" / "timeline.html").read_text()
     assert "nvjet_down" in (tmp_path / "folder" / "timeline.md").read_text()
+
+
+def test_the_expected_time_of_a_pass_is_that_of_its_launches(tmp_path, llama):
+    """As analyzed for launches that are merged as the library merges them; separate ones add what they take longer."""
+    merged = timeline(written(tmp_path / "t.json", laid([LAYER] * 4)), llama)
+    total = llama.phases.decode.total
+    products = sum(product.expected_s for product in merged.products)
+    analyzed = sum(op.expected_time_s for op in llama.phases.decode.operators if op.kind in ("linear", "lm_head"))
+    assert merged.expected_s == pytest.approx(total.expected_time_s + products - analyzed)
+    part = next(part for part in merged.parts if part.part == Part.PRODUCTS)
+    assert part.expected_s == pytest.approx(products)
+    apart = tuple(
+        one for kernel in LAYER for one in ([kernel] if kernel[0] != "nvjet_qkv" else [("nvjet_q", 9, 0)] * 3)
+    )
+    separate = timeline(written(tmp_path / "s.json", laid([apart] * 4)), llama)
+    three = next(part for part in separate.parts if part.part == Part.PRODUCTS)
+    assert len(separate.products) == len(merged.products) + 2
+    assert three.expected_s == pytest.approx(sum(product.expected_s for product in separate.products))
+    assert separate.expected_s - merged.expected_s == pytest.approx(three.expected_s - part.expected_s)
+    assert three.expected_s > part.expected_s
+    ratio = separate.expected_s / total.expected_time_s
+    assert separate.expected_low_s == pytest.approx(total.expected_low_s * ratio)
+    assert separate.expected_high_s == pytest.approx(total.expected_high_s * ratio)

@@ -68,6 +68,7 @@ def _size(_: click.Context, __: click.Parameter, text: str) -> int:
     metavar="FILE",
     help="A second recording of MODEL, after a change or on another device, to compare with the first.",
 )
+@click.option("--ranks", is_flag=True, help="Compare all devices in FILE with each other, as ranks of a run.")
 @click.option(
     "--since",
     type=shared.PATH,
@@ -87,6 +88,7 @@ def timeline(
     stage: int | None,
     max_bytes: int,
     against: Path | None,
+    ranks: bool,
     since: Path | None,
     against_hardware: str | None,
     against_quant: str | None,
@@ -109,7 +111,7 @@ def timeline(
         raise InputError(
             "--against-hardware and --against-quant describe a second recording; give it with --against FILE"
         )
-    if len(files) > 1 or files[0].is_dir():
+    if ranks or len(files) > 1 or files[0].is_dir():
         if against or stage:
             raise InputError("--against and --stage are of a single file; leave them out with the files of ranks")
         from ..reports.trace_ranks import REPORT as RANKS
@@ -170,9 +172,13 @@ def _read_ranks(
     max_bytes: int,
 ) -> RankedTimeline:
     """The ranks of a run with their analysis; what the engine named is taken from the first."""
-    from ..timelines.ranks import compare_ranks, rank_files
+    from ..timelines.ranks import compare_ranks, devices_of, rank_files
 
-    recordings = {file: _recording(file, phase, max_bytes) for file in rank_files(paths)}
+    by_file = {file: _recording(file, phase, max_bytes) for file in rank_files(paths)}
+    recordings = {str(file): recording for file, recording in by_file.items()}
+    if len(by_file) == 1:
+        ((file, recording),) = by_file.items()
+        recordings = devices_of(file, recording)
     analysis = _analysis(next(iter(recordings.values())), request, options, phase)
     return compare_ranks(recordings, analysis, phase=phase, passes=passes)
 

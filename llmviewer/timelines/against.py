@@ -100,8 +100,12 @@ class Timeline:
     @property
     def expected_s(self) -> float | None:
         """Expected time of the pass as it was launched; of a pipeline stage without host time; None if unknown. [s]"""
-        kernels_s = known_sum(part.expected_s for part in self.parts if part.bound_s)
-        return None if kernels_s is None else kernels_s + (self.host_s or 0.0)
+        launched_s = known_sum(part.expected_s for part in self.parts if part.bound_s)
+        analyzed_s = self._total.expected_time_s if self._total else None
+        if launched_s is None or analyzed_s is None:
+            return launched_s
+        # The total has idle time, and less than the sum where operators overlap.
+        return analyzed_s + launched_s - sum(op.expected_time_s or 0.0 for op in self.of_phase.operators)
 
     @property
     def expected_low_s(self) -> float | None:

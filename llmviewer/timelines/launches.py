@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import field, replace
 from functools import cached_property
@@ -127,6 +126,8 @@ class RecordedLaunches:
     called_s             when the host called for each launch; nan if not recorded [s]
     waits_s              (start, end) of each call in which the host waited for a device, by start [s]
     rank                 rank of the device among those of the run, if the file has it
+    device               name of the device in the file
+    others               the other devices in the file, by name
     """
 
     names: tuple[str, ...] = field(repr=False)
@@ -140,6 +141,8 @@ class RecordedLaunches:
     called_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), repr=False)
     waits_s: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 2)), repr=False)
     rank: int | None = None
+    device: str = ""
+    others: tuple[RecordedLaunches, ...] = field(default=(), repr=False)
 
     @cached_property
     def ended_s(self) -> NDArray[np.float64]:
@@ -175,29 +178,36 @@ def of_busiest(
     host: bool = False,
     rank: int | None = None,
 ) -> RecordedLaunches:
-    """The launches of the device with most of them.
+    """The launches of the device with most of them, and of the others.
 
     host_waits  (start, end) of calls in which the host waited for a device [s]
     rank   rank of the device
     """
-    all_launches = list(launches)
-    counts = Counter(launch.device for launch in all_launches)
-    busiest = max(counts, key=counts.__getitem__, default="")
-    order = attrgetter("start", "duration", "name")
-    of_device = sorted((launch for launch in all_launches if launch.device == busiest), key=order)
-    return RecordedLaunches(
-        names=tuple(launch.name for launch in of_device),
-        start_s=np.array([launch.start for launch in of_device], float),
-        duration_s=np.array([launch.duration for launch in of_device], float),
-        operands=tuple(launch.operands for launch in of_device),
-        steps=steps,
-        devices=len(counts),
-        host=host,
-        streams=tuple(launch.stream for launch in of_device),
-        called_s=np.array([launch.called for launch in of_device], float),
-        waits_s=np.array(sorted(host_waits), float).reshape(-1, 2),
-        rank=rank,
-    )
+    by_device: dict[str, list[RecordedLaunch]] = {}
+    for launch in launches:
+        by_device.setdefault(launch.device, []).append(launch)
+    waits_s = np.array(sorted(host_waits), float).reshape(-1, 2)
+
+    def of_device(device: str) -> RecordedLaunches:
+        ordered = sorted(by_device.get(device, ()), key=attrgetter("start", "duration", "name"))
+        return RecordedLaunches(
+            names=tuple(launch.name for launch in ordered),
+            start_s=np.array([launch.start for launch in ordered], float),
+            duration_s=np.array([launch.duration for launch in ordered], float),
+            operands=tuple(launch.operands for launch in ordered),
+            steps=steps,
+            devices=len(by_device),
+            host=host,
+            streams=tuple(launch.stream for launch in ordered),
+            called_s=np.array([launch.called for launch in ordered], float),
+            waits_s=waits_s,
+            rank=rank,
+            device=device,
+        )
+
+    busiest = max(by_device, key=lambda device: len(by_device[device]), default="")
+    others = () if host else tuple(of_device(device) for device in sorted(by_device) if device != busiest)
+    return replace(of_device(busiest), others=others)
 
 
 def kernel_sums(rows: Iterable[tuple[str, float, float]], *, passes: int | None = None) -> KernelSums:

@@ -167,26 +167,36 @@ def rank_files(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
+def devices_of(path: Path, recording: RecordedLaunches | KernelSums) -> dict[str, RecordedLaunches | KernelSums]:
+    """Each device of a recording, by its name in reports."""
+    if isinstance(recording, KernelSums):
+        return {str(path): recording}
+    devices = sorted((recording, *recording.others), key=lambda device: device.device)
+    return {f"{path} device {one.device}": one for one in devices}
+
+
 def compare_ranks(
-    recordings: Mapping[Path, RecordedLaunches | KernelSums], analysis: Analysis, *, phase: str, passes: int | None
+    recordings: Mapping[str, RecordedLaunches | KernelSums], analysis: Analysis, *, phase: str, passes: int | None
 ) -> RankedTimeline:
     """Compares the recordings of ranks with an analysis and with each other.
 
+    recordings  by name of their file, or of their device in it
+
     Raises InputError if a recording has only sums by kernel, or is invalid.
     """
-    for path, recording in recordings.items():
+    for name, recording in recordings.items():
         if isinstance(recording, KernelSums):
-            raise InputError(f"{path}: has sums by kernel; ranks are compared by their launches in time")
+            raise InputError(f"{name}: has sums by kernel; ranks are compared by their launches in time")
     numbers = _rank_numbers(recordings)
     stages = analysis.setting.layout.pp
     ranks_in_run = max(analysis.setting.layout.devices, max(numbers) + 1)
-    ordered = sorted(zip(numbers, recordings.items(), strict=True))
+    ordered = sorted(zip(numbers, recordings.items(), strict=True), key=lambda rank: rank[0])
     timelines = tuple(
         compare_recording(
-            recording, analysis, file=str(path), phase=phase, passes=passes,
+            recording, analysis, file=name, phase=phase, passes=passes,
             stage=1 + number * stages // ranks_in_run if stages > 1 else None,
         )
-        for number, (path, recording) in ordered
+        for number, (name, recording) in ordered
     )  # fmt: skip
     waiting_s = _waiting_s(timelines)
     return RankedTimeline(
@@ -198,12 +208,12 @@ def compare_ranks(
     )
 
 
-def _rank_numbers(recordings: Mapping[Path, RecordedLaunches | KernelSums]) -> list[int]:
+def _rank_numbers(recordings: Mapping[str, RecordedLaunches | KernelSums]) -> list[int]:
     """The rank of each recording: as the file has it, else as its name has it, else by order."""
     in_files = [
         recording.rank if isinstance(recording, RecordedLaunches) else None for recording in recordings.values()
     ]
-    in_names = [int(match[1]) if (match := _RANK_IN_NAME.search(path.name)) else None for path in recordings]
+    in_names = [int(match[1]) if (match := _RANK_IN_NAME.search(Path(name).name)) else None for name in recordings]
     for numbers in (in_files, in_names):
         distinct = [number for number in numbers if number is not None]
         if len(set(distinct)) == len(recordings):

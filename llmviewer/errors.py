@@ -27,6 +27,10 @@ class InputError(ValueError):
         self.reason = shortened(reason)
 
 
+class CapacityError(InputError):
+    """A request that memory has no room for. This is an answer: the command line prints it and exits with 0."""
+
+
 def shortened(text: str) -> str:
     """Shortens the text of an error to one printable line, cutting long words and its middle."""
     if not text.isprintable():

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from .page_figures import Picture
 
 _GREATER_EQUAL, _LESS_EQUAL = "\N{GREATER-THAN OR EQUAL TO}", "\N{LESS-THAN OR EQUAL TO}"
+_THROUGHPUT: Final = "throughput"  # label of the line that only requests have which fit
 _ALL_OPERATORS: Final = f"--all lists the operators under {SMALL_SHARE:.0%} of the time too."
 _MIN_SHARE: Final = 0.01  # of a phase's time, from which operators with a change of bound are named
 _OVERLAP: Final = (
@@ -92,7 +93,7 @@ def summary(analysis: Analysis) -> list[Line]:
     """Times, verdicts on measurements, gains of techniques, and memory, ahead of all if the request does not fit."""
     memory = memory_lines(analysis)
     times = [
-        *_time_lines(analysis),
+        *(line for line in _time_lines(analysis) if analysis.memory.fits or line.label != _THROUGHPUT),
         *(Line(measured_label(one), sentence(one.said), on_page=True) for one in analysis.measured),
         *_effect_lines(analysis),
         *_precision_lines(analysis),
@@ -145,7 +146,7 @@ def _time_lines(analysis: Analysis) -> list[Line]:
         Line("TTFT", bound_and_expected(generation, "ttft")),
         Line("TPOT", bound_and_expected(generation, "tpot")),
         Line("E2E latency", bound_and_expected(generation, "latency")),
-        Line("throughput", throughput(generation)),
+        Line(_THROUGHPUT, throughput(generation)),
     ]
     if analysis.model.generates:
         return lines

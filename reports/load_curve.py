@@ -13,7 +13,7 @@ from llmviewer.units import seconds
 from .page_figures import Picture, picture
 from .parts import Card
 from .report import Report
-from .serving import basis, beyond, devices, lengths
+from .serving import basis, beyond, devices, lengths, lockstep
 from .tables import Item, Table, digits, number_item, time_item
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def remarks(result: LoadCurve) -> list[str]:
             "requests (--requests) reduce that share."
         )
     longest = max(int(np.max(run.traffic.prompt + run.traffic.gen)) for run in result.runs)
-    return [*lines, *beyond(result.setting.model, longest)]
+    return [*lines, *lockstep(result.runs[-1].traffic), *beyond(result.setting.model, longest)]
 
 
 def _cards(result: LoadCurve) -> list[Card]:

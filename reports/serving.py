@@ -28,7 +28,9 @@ _STATISTICS: Final = {"mean": "mean of all", "p50": "median of all"}
 _NOTABLE_FIRST_ROUND: Final = 1.5  # ratio of mean TTFTs from which the first round is reported
 _NOTABLE_DRAIN: Final = 0.1  # share of the span from which the drain is reported
 _ROUGH_CHUNKS: Final = 4  # chunks per prompt from which the closed-form TTFT is rough
-_BOUND: Final = "At the bound: each step takes its roofline lower bound."
+_BOUND: Final = (
+    "At the bound: each step takes its roofline lower bound. It bounds this schedule; another policy may serve more."
+)
 
 
 def basis(result: Simulation | Saturation) -> str:
@@ -136,6 +138,17 @@ def headline(result: Simulation) -> str:
     )
 
 
+def lockstep(traffic: Traffic) -> list[str]:
+    """A note on clients of a closed loop whose requests are equal, so that they start and finish together."""
+    if not traffic.in_flight or traffic.in_flight == 1 or np.ptp(traffic.prompt) or np.ptp(traffic.gen):
+        return []
+    note = (
+        "All requests have the same lengths, so that clients keep in step: prefills come in waves, and rates differ "
+        "from those of real lengths (--gen-lengths uniform:LEAST-MOST varies them)."
+    )
+    return [note]
+
+
 def remarks(result: Simulation) -> list[str]:
     """The bottleneck, and what qualifies the results."""
     likely = result.likely
@@ -164,7 +177,7 @@ def remarks(result: Simulation) -> list[str]:
     if result.traffic.empty:
         lines.append(f"Trace: {counted(result.traffic.empty, 'request')} without output tokens not simulated.")
     longest = int(np.max(result.traffic.prompt + result.traffic.gen))
-    return [*lines, *beyond(result.setting.model, longest)]
+    return [*lines, *lockstep(result.traffic), *beyond(result.setting.model, longest)]
 
 
 def tables(result: Simulation) -> list[Table]:

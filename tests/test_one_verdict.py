@@ -1,9 +1,13 @@
 """The same settings through every command: whether they fit, how many requests, and times of one sequence agree."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import llmviewer
+from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.request import Request
 from llmviewer.server_memory import capacity, reserves_memory, server_of
@@ -130,14 +134,41 @@ def test_every_command_gives_one_verdict(model, device, options):
             llmviewer.simulate(setting, rate=1, prompt_lengths=PROMPT, gen_lengths=GEN, requests=ranks)
         return
     run = llmviewer.simulate(
-        replaced_bound(setting), concurrency=ranks, prompt_lengths=PROMPT, gen_lengths=GEN, requests=ranks,
+        replace(setting, bound=True), concurrency=ranks, prompt_lengths=PROMPT, gen_lengths=GEN, requests=ranks,
         policy="prefill-first",
     )  # fmt: skip
     assert np.mean(run.ttft_s) == pytest.approx(analysis.generation.ttft_s, rel=0.02)
     assert np.mean(run.tpot_s) == pytest.approx(analysis.generation.tpot_s, rel=0.02)
 
 
-def replaced_bound(setting):
-    from dataclasses import replace
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["simulate", "llama-3.1-70b", "h100-sxm", "--rate", "1"], "fits with --tp 2, or with --quant fp8, or with"),
+        (
+            ["simulate", "llama-3.1-8b", "h100-sxm", "--rate", "max", "--prompt", "1000000"],
+            "a request of 1000128 tokens",
+        ),
+        (["simulate", "llama-3.1-70b", "h100-sxm", "--concurrency", "4", "--engine", "vllm"], "or on 1 x b200"),
+        (["analyze", "llama-3.1-70b", "rtx-4090", "--batch", "max"], "weights 141 GB"),
+    ],
+)
+def test_what_does_not_fit_is_an_answer(capsys, arguments, text):
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("Does not fit: ")
+    assert text in " ".join(out.split())
+    assert "tok/s" not in out
+    assert err == ""
+    assert main([*arguments, "--format", "json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["fits"] is False
+    assert text in answer["reason"]
 
-    return replace(setting, bound=True)
+
+def test_a_report_on_what_does_not_fit_has_no_throughput(capsys):
+    assert main(["analyze", "llama-3.1-70b", "rtx-4090"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert not any(line.startswith("throughput") for line in lines)
+    place = [next(i for i, line in enumerate(lines) if line.startswith(word)) for word in ("memory", "TTFT")]
+    assert place == sorted(place)

@@ -425,7 +425,7 @@ def test_where_no_cache_fits_nothing_is_served():
 
 def test_readers_need_room_too():
     with pytest.raises(
-        InputError, match=r"does not fit rtx-3080: on a device of 10\.7 GB, weights take 16\.1 GB; use "
+        InputError, match=r"does not fit rtx-3080: on a device of 10\.7 GB, weights take 16\.1 GB; fits "
     ):
         simulate("llama-3.1-8b", "h100-sxm", rate=1, readers=1, prefill_hardware="rtx-3080")
 

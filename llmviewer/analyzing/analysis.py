@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Unpack, overload
 
 from .. import __version__, arguments
 from ..devices.hardware import Hardware
-from ..errors import InputError
+from ..errors import CapacityError, InputError
 from ..memory import Memory
 from ..model import Model
 from ..options import SettingOptions, document_options
@@ -271,7 +271,7 @@ def _max_batch_in_memory(setting: Setting, *, prompt: int, gen: int, images: int
         raise InputError(f"batch max: the memory of {device.name} does not limit the batch; give a number")
     if not max_batch:
         each = "each device" if setting.layout.devices > 1 else "it"
-        raise InputError(
+        raise CapacityError(
             f"batch max: {setting.model.name} with one sequence of {prompt + gen} tokens does not fit {device.name}: "
             f"{each} needs {si(one.total_bytes)}B (weights {si(one.weight_bytes)}B, KV cache "
             f"{si(one.kv_cache_bytes)}B, live activations {si(one.activation_bytes)}B) and has "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import io
+import json
 import os
 import shlex
 import sys
@@ -12,11 +13,12 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
+from textwrap import fill
 
 import click
 
 from .. import __version__
-from ..errors import InputError, shortened, suggest
+from ..errors import CapacityError, InputError, shortened, suggest
 
 _COMMANDS = {  # module of this package and summary, which the command's docstring begins with
     "advise": ("serving", "Rank techniques by their gain for MODEL on HARDWARE."),
@@ -71,7 +73,8 @@ _EQUIVALENT_OPTIONS = {  # options of other tools: the equivalent here
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code.
 
-    0; 2, with one line on stderr, where the input is at fault; 130 where it was interrupted.
+    0, also where a request does not fit the memory; 2, with one line on stderr, where the input is at
+    fault; 130 where it was interrupted.
     """
     argv = list(sys.argv[1:] if arguments is None else arguments)
     gc.set_threshold(_GC_THRESHOLD)
@@ -84,9 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cli.main(args=argv or ["--help"], prog_name="llmviewer", standalone_mode=False)
         sys.stdout.flush()
     except (InputError, click.ClickException) as error:
-        return _print_error(
-            _usage_error(error) if isinstance(error, click.ClickException) else _with_option_names(error, argv)
-        )
+        text = _usage_error(error) if isinstance(error, click.ClickException) else _with_option_names(error, argv)
+        return _print_verdict(text, as_json="json" in argv) if isinstance(error, CapacityError) else _print_error(text)
     except RuntimeWarning as warning:  # of numpy, where a result would be wrong or undefined
         return _print_error(f"{warning}: the numbers are too large or too small to be counted; give others")
     except (KeyboardInterrupt, click.Abort) as stop:
@@ -149,6 +151,15 @@ def _describe_missing(parameter: click.Parameter, context: click.Context) -> str
         f"; `llmviewer {_LISTING_COMMANDS[parameter.name]}` lists all" if parameter.name in _LISTING_COMMANDS else ""
     )
     return f"{parameter.human_readable_name}: {context.command_path} {' '.join(words)}{listed}"
+
+
+def _print_verdict(text: str, *, as_json: bool) -> int:
+    """Prints that a request does not fit; there are no other results."""
+    if as_json:
+        click.echo(json.dumps({"fits": False, "reason": text}, indent=2))
+    else:
+        click.echo(fill(f"Does not fit: {text}", width=80, break_long_words=False, break_on_hyphens=False))
+    return 0
 
 
 def _with_option_names(error: InputError, arguments: Sequence[str]) -> str:

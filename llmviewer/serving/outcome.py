@@ -26,6 +26,8 @@ from .traffic import Times, Traffic
 
 SCHEMA_VERSION: Final = 1  # of to_dict()
 PERCENTILES: Final = (50, 90, 95, 99)
+LOCKSTEP_SHARE: Final = 0.5  # share of the busy time with prefills, from which ranks that wait for them are the limit
+_USUAL_HOLD: Final = 60  # steps for which TensorRT-LLM's guides hold prefills back (engines/tensorrt-llm.yaml)
 DEFAULT_MAX_BATCH: Final = 256  # running sequences per replica, without an engine's limit
 _DEFAULT_PERCENTILE: Final = 90.0  # of a goal that names none
 _MAX_LINE_POINTS: Final = 400  # points of a line over time
@@ -99,6 +101,14 @@ def _goal(name: str, value: object) -> tuple[float, float | None]:
             f"{text!r}"
         )
     return limit_s, percentile
+
+
+def waiting_for_prompts(policy: Policy, ranks: int, share: float) -> str:
+    """The bottleneck where ranks wait for each other's prompts, with its cure."""
+    return (
+        f"Ranks that wait for each other's prompts ({share:.0%} of the time one of {ranks} ranks prefills and all "
+        f"others wait for it; --policy {policy},hold={_USUAL_HOLD} holds prompts back until every rank has one)"
+    )
 
 
 @frozen(kw_only=True, repr=False)
@@ -271,6 +281,9 @@ class Simulation(Rows):
                 f"Overload ({significant(self.traffic.rate / self.copies)} req/s arrive per replica, which sustains "
                 f"{significant(self.closed.max_rate)} req/s{cause}; the queue grows until arrivals end)."
             )
+        ranks, prefilling = self.setting.layout.waiting_ranks, mixed + usage.reading_s / busy
+        if ranks > 1 and self.policy.hold == 1 and prefilling > LOCKSTEP_SHARE:
+            yield f"{waiting_for_prompts(self.policy, ranks, prefilling)}."
         if blocked_by_memory > max(blocked_by_limit, _NOTABLE_SHARE):
             yield f"KV-cache capacity (a request waits for KV memory {blocked_by_memory:.0%} of the busy time)."
         if blocked_by_limit > _NOTABLE_SHARE:

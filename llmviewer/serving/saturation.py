@@ -23,7 +23,7 @@ from ..rows import Rows
 from ..setting import Setting, setting_of, whole_number
 from .lengths import Lengths, Tokens
 from .metrics import Span
-from .outcome import summary
+from .outcome import LOCKSTEP_SHARE, summary, waiting_for_prompts
 from .policy import Policy, parse_policy
 from .scheduler import WATERMARK
 from .server import serve_saturated
@@ -52,6 +52,7 @@ class Sustained:
     running   mean sequences in progress per copy; `decoding`: those that decode, by Little's law
     halved    throughput with half as many concurrent sequences over this one, in closed form
     span_s    measured time span of one server, without the steps in which it fills or drains
+    ranks     ranks that wait for each other in every step
     closed    closed form of one copy; None if ranks wait for each other
     """
 
@@ -64,6 +65,7 @@ class Sustained:
     halved: float
     span_s: float
     span: Span = field(repr=False)
+    ranks: int
     closed: SteadyState | None
 
     @property
@@ -71,7 +73,12 @@ class Sustained:
         """Bottleneck, in words."""
         usage, busy = self.span.usage, self.span_s
         blocked_by_memory, blocked_by_limit = usage.full_s / busy, usage.crowded_s / busy
-        if self.policy.drains:
+        prefilling = (usage.reading_s + usage.mixed_s) / busy
+        if self.ranks > 1 and self.policy.hold == 1 and prefilling > LOCKSTEP_SHARE:
+            bottleneck = waiting_for_prompts(self.policy, self.ranks, prefilling)
+        elif self.ranks > 1 and usage.reading_s / busy > _PREFILL_BOUND_SHARE:
+            bottleneck = f"Prefill (all ranks prefill {usage.reading_s / busy:.0%} of the time)"
+        elif self.policy.drains:
             bottleneck = f"Static batches (no request is admitted until all {self.running:.0f} running ones finish)"
         elif self.decoding < _PREFILL_BOUND_SHARE * self.running:
             bottleneck = (
@@ -401,5 +408,6 @@ def _sustained(
     return Sustained(
         policy=policy, capped=capped, tokens_per_s=copies * requests * gen, requests_per_s=copies * requests,
         running=steps.rank_sets * span.usage.sequence_s / busy, decoding=requests * span.decoding_s,
-        halved=half.max_rate / closed.max_rate, span_s=busy, span=span, closed=closed if steps.ranks == 1 else None,
+        halved=half.max_rate / closed.max_rate, span_s=busy, span=span, ranks=steps.ranks,
+        closed=closed if steps.ranks == 1 else None,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import CapacityError, InputError
 from ..expectation.engines import DIRECT, Frontend
 from ..expectation.kernels import Kernels
 from ..expectation.sources import bound_only_reason
@@ -20,6 +20,8 @@ from ..records import frozen
 from ..server_memory import Server, reserves_memory, server_of
 from ..setting import Setting, changes_passes
 from ..units import si
+from ..variants.evaluation import Evaluation
+from ..variants.memory_fixes import what_fits
 from ..workload import Spans, Workload
 from .lengths import Tokens
 from .stages import Stage
@@ -237,10 +239,11 @@ class Steps:
         weights = self._server.budget.weights if self._server else self._fixed_bytes(prefill_tokens)[0]
         where = "each device" if self.setting.layout.devices > 1 else "a device"
         use = f"on {where} of {si(device.capacity)}B, weights take {si(weights)}B"
-        advice = "use fewer bits (--quant), more devices (--tp) or larger ones"
+        request = Evaluation(setting=self.setting, batch=self.setting.layout.dp, prompt=max(longest - 1, 1), gen=1)
+        advice = what_fits(request) or "use fewer bits (--quant), more devices (--tp) or larger ones"
         if weights > device.capacity:
-            raise InputError(f"{name} does not fit {device.name}: {use}; {advice}")
-        raise InputError(
+            raise CapacityError(f"{name} does not fit {device.name}: {use}; {advice}")
+        raise CapacityError(
             f"{name} with a request of {longest} tokens does not fit {device.name}: {use} and activations "
             f"{si(device.capacity - weights - budget_bytes)}B, which leaves {si(max(budget_bytes, 0))}B for a KV cache "
             f"of {si(cache_bytes)}B; {advice}, or shorter requests"

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
+from ..devices.files import load_hardware
+from ..devices.index import device_rows
 from ..errors import InputError
 from ..records import frozen
 from ..transforms.offload import HOST
@@ -14,6 +17,7 @@ from .changes import chunked_prefill, more_devices, offloading, smaller_weights
 from .evaluation import Evaluation, Objective
 from .variant import Change, Variant, evaluate
 
+_MAX_DEVICES_TRIED: Final = 24
 _DEVICE_FACTORS: Final = (2, 4, 8)  # of the number of devices
 _LINK_KEYS: Final = ("scale_up.bandwidth", "host.bandwidth", "scale_out.bandwidth")  # any of which joins devices
 _Changes = tuple[Change, ...]
@@ -57,6 +61,33 @@ def memory_fixes(base: Evaluation) -> MemoryFixes | None:
         )
     variants += _first_fitting([(change,) for change in offloading(base)], base)
     return MemoryFixes(found=variants) if variants else _no_fix(base)
+
+
+def what_fits(base: Evaluation) -> str:
+    """Changes that make a request fit, and the smallest device on which it does, in words; "" if none is known."""
+    fixes = memory_fixes(base)
+    options = [f"with {one.typed}" for one in fixes.found] if fixes else []
+    device = _smallest_device(base)
+    options += [f"on {base.setting.layout.devices} x {device}"] if device else []
+    return f"fits {', or '.join(options)}" if options else ""
+
+
+def _smallest_device(base: Evaluation) -> str:
+    """The device of the same maker with the least memory that suffices, among those that ship; "" if none is found."""
+    setting = base.setting
+    larger_devices = sorted(
+        (row.capacity_bytes, row.name)
+        for row in device_rows()
+        if row.vendor == setting.hardware.vendor
+        and row.status == "shipping"
+        and row.matrix
+        and row.capacity_bytes > setting.hardware.capacity
+    )
+    for _, name in larger_devices[:_MAX_DEVICES_TRIED]:
+        with suppress(InputError):
+            if base.changed(replace(setting, hardware=load_hardware(name)).agreed()).fits:
+                return name
+    return ""
 
 
 def twice_as_many_devices(base: Evaluation) -> str:

@@ -35,7 +35,7 @@ _SEVERAL_DEVICES: Final = 4  # from which graphs are larger
 _VERSION: Final = re.compile(r"\d+(\.\d+)*")
 _KEYS: Final = (
     "title", "note", "version", "sources", "kernels", "host", "frontend", "schedulers", "cache", "memory", "fused",
-    "command", "row", "earlier",
+    "row", "earlier",
 )  # fmt: skip
 
 
@@ -250,7 +250,6 @@ class Engine:
     block     tokens per block of its cache
     memory    what it does with memory; None if unknown
     fused     names of fusions that its launches have
-    flags     options of its launch command, by option of this program; "" for the command itself
     row       row of the table; None if it has none
     options   options with which its server starts
     has_whole_passes  whether its whole passes were measured, but no single kernel (whole_passes.py)
@@ -268,7 +267,6 @@ class Engine:
     block: int = 16
     memory: MemoryRules | None = None
     fused: tuple[str, ...] = ()
-    flags: tuple[tuple[str, str], ...] = ()
     row: Row | None = None
     options: ServerOptions = AS_SHIPPED
     has_whole_passes: bool = False
@@ -333,7 +331,6 @@ def _read(name: str, version: str) -> Engine:
         block=_plain(file.section("cache"), "block", 16) if file.has("cache") else 16,
         memory=_memory(file.section("memory")) if file.has("memory") else None,
         fused=file.texts("fused"),
-        flags=tuple(file.section("command").data.items()) if file.has("command") else (),
         row=_row(file.section("row")) if file.has("row") else None,
     )  # fmt: skip
 

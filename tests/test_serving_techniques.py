@@ -413,3 +413,30 @@ def test_the_closed_form_knows_of_an_overload():
         for each, own in ((steps, requests), (steps_of(), replace(requests, drafted=None)))
     )
     assert 1.5 < one.max_rate / plain.max_rate < 4
+
+
+PUBLISHED = [  # model, device, degrees, draft, batch, published speed-up, expected one of docs/serving.md
+    (
+        "deepseek-v3",
+        "h200-sxm",
+        {"tp": 8},
+        "mtp",
+        1,
+        1.8,
+        1.73,
+    ),  # github.com/sgl-project/sglang, docs/basic_usage/deepseek_v3.md
+    ("deepseek-v3", "h200-sxm", {"tp": 8}, "mtp", 32, 1.5, 1.50),
+    ("llama-3.1-8b", "h100-sxm", {}, "eagle", 64, 1.38, 1.82),  # arXiv:2503.01840, abstract
+]
+
+
+@pytest.mark.parametrize(("model", "device", "degrees", "draft", "batch", "published", "documented"), PUBLISHED)
+def test_speed_ups_of_deployed_drafts_beside_published_ones(
+    model, device, degrees, draft, batch, published, documented
+):
+    asked = {"engine": "sglang", "batch": batch, "prompt": 256, "gen": 512, **degrees}
+    plain, drafted = (
+        analyze(model, device, techniques=some, **asked).generation.expected_tpot_s for some in ([], [draft])
+    )
+    assert plain / drafted == pytest.approx(documented, abs=0.02)
+    assert plain / drafted == pytest.approx(published, rel=0.05 if draft == "mtp" else 0.35)

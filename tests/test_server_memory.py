@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from llmviewer import Setting, analyze, capacity
+from llmviewer._layout import data_dir
 from llmviewer.cli import main
 from llmviewer.devices.files import load_hardware
+from llmviewer.documents import read_yaml
 from llmviewer.expectation.engines import PAGES, SPLIT, TOTAL, MemoryRules, engine_names, find_engine
 from llmviewer.server_memory import Layers, Pool, visible_bytes
 
@@ -167,6 +169,20 @@ def test_versions_have_their_own_rules():
     ))  # fmt: skip
     assert (older.fraction, older.sampler, older.by_group) == (0.9, 40, True)
     assert (newer.fraction, newer.sampler, newer.by_group) == (0.92, 18, False)
+
+
+@pytest.mark.parametrize("name", engine_names())
+def test_numbers_of_engines_name_their_sources(name):
+    file = read_yaml(data_dir("engines") / f"{name}.yaml").data
+    sections = [part for key, part in file.items() if key not in ("sources", "schedulers", "earlier", "command")]
+    parts = [part for part in (*sections, *file["schedulers"]) if isinstance(part, dict)]
+    inner = [value for part in parts for value in part.values() if isinstance(value, dict) and "source" in value]
+    assert parts
+    for part in (*parts, *inner):
+        assert part["source"] in file["sources"]
+    for source in file["sources"].values():
+        assert source["title"]
+        assert source["year"] >= 2022
 
 
 def test_programs_see_less_than_nvidia_smi():

@@ -809,7 +809,7 @@ def test_sparse_products_take_as_long_as_the_rates_of_a_file_say(quant, part):
 
 
 def test_blocks_of_keys_by_density():
-    found, bare = setting("block-sparse:density=0.25"), setting()
+    found, bare = setting("block-sparse:density=0.25,block=0"), setting()
     pairs = 32 * 32 * 1000 * 1001 / 2 * (4 * 128 + 5)
     asked = Workload.prefill(batch=1, prompt=1000)
     assert plan_of(bare, "prefill", asked, "ops") - plan_of(found, "prefill", asked, "ops") == pytest.approx(
@@ -818,6 +818,56 @@ def test_blocks_of_keys_by_density():
     read = (plan_of(f, "decode", step(1000), "kv_bytes") for f in (bare, found))
     assert next(read) - next(read) == 750 * TOKEN
     assert found.footprint.parts(batch=1, prompt=99, gen=1)[1] == 100 * TOKEN
+
+
+def test_choosing_blocks_compares_each_query_with_the_extremes_of_16_keys():
+    """In each of 32 layers: 2 x 2 x 128 OPs for each of 32 heads and block of 16 keys, and one to compare its score;
+    the least and the largest of 32 x 128 elements of 2 bytes of each block are read, and held beside the cache.
+    """
+    chosen, free = setting("block-sparse:density=0.25"), setting("block-sparse:density=0.25,block=0")
+    ops, read = (plan_of(chosen, "decode", step(1000), what) - plan_of(free, "decode", step(1000), what)
+                 for what in ("ops", "kv_bytes"))  # fmt: skip
+    assert ops == pytest.approx(32 * 32 * (2 * 2 * 128 + 1) * 1000 / 16)
+    assert read == pytest.approx(32 * 2 * 32 * 128 * 2 * 1000 / 16)
+    held = [one.footprint.parts(batch=1, prompt=99, gen=1)[1] for one in (chosen, free)]
+    assert held[0] - held[1] == pytest.approx(32 * 2 * 32 * 128 * 2 * 100 / 16)
+
+
+def test_strides_add_one_of_so_many_earlier_keys():
+    """Sparse Transformer: a window of 64, of the 936 keys before it one in 64; and the new token is written."""
+    found = setting("sparse-pattern:local=64,globals=0,random=0,stride=64")
+    assert plan_of(found, "decode", step(1000), "kv_bytes") == pytest.approx((64 + 936 / 64 + 1) * TOKEN)
+
+
+def test_global_tokens_of_an_encoder_attend_to_all():
+    """Longformer in BERT: 64 keys on either side and 32 global ones; 32 global queries attend to all 4096 keys."""
+    bare, found = (
+        Setting.of("bert-base", "a100-sxm-80gb", techniques=names)
+        for names in ((), ("sparse-pattern:local=128,globals=32,random=0",))
+    )
+    reach = (128 + 2 * 32) // 2
+    near = sum(min(4095, place + reach) - max(0, place - reach) + 1 for place in range(4096))
+    whole = Workload.prefill(batch=1, prompt=4096)
+    saved = plan_of(bare, "prefill", whole, "ops") - plan_of(found, "prefill", whole, "ops")
+    assert saved == pytest.approx(12 * 12 * (4096**2 - near) * (4 * 64 + 5))
+
+
+@pytest.mark.parametrize(
+    ("asked", "keys", "directions"),
+    [
+        ("lsh,size=16,rounds=4", 2 * 16 * 4, 4 * 16 / 2),
+        ("routing,clusters=50", 1000 / 50, 50),
+        ("sinkhorn,size=32", 2 * 32, 0),
+    ],
+)
+def test_clusters_of_keys(asked, keys, directions):
+    """A step reads the keys of its cluster and writes one; a head compares its query with directions or centroids."""
+    found = setting(f"clustered-attention:by={asked}")
+    assert plan_of(found, "decode", step(1000), "kv_bytes") == pytest.approx((keys + 1) * TOKEN)
+    attention = 32 * 32 * (4 * 128 + 5)
+    bare = plan_of(setting(), "decode", step(1000), "ops") - attention * 1000
+    choosing = plan_of(found, "decode", step(1000), "ops") - bare - attention * keys
+    assert choosing == pytest.approx(32 * 32 * (2 * 128 + 1) * directions)
 
 
 @pytest.mark.parametrize(
@@ -1298,7 +1348,8 @@ CHANGES = {  # - lowers, = conserves, + raises, ? depends: OPs, weights, activat
     "self-speculative": "==== ++++ === -+-",
     "skeleton": "==== ++++ =+= ?+?",
     "speculative:draft=llama-68m,alpha=0.7": "==== ++++ ++= -+-",
-    "block-sparse": "-=== -==- === =--",
+    "block-sparse": "-=++ -=+- =+= =--",
+    "clustered-attention": "-=+= -=+- === =--",
     "cross-layer-kv": "---- ---- --= =--",
     "h2o:heavy=100,recent=28": "==== -==- =-= =--",
     "kv-quant": "==== ===- =-= ==-",

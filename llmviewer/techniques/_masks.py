@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import inf
 
-from ..forms import Form
+from ..forms import SOURCE, Form
 from ..graph import Block, Graph
 from ..operators.attention import QK, SV, Softmax
 from ..operators.base import Operator, Tensor
 from ..operators.linear import LatentExpansion
-from ..operators.masks import Causal, Mask
+from ..operators.masks import Bidirectional, Causal, Mask
 
 _ATTENTION = (QK, Softmax, SV)
 
@@ -22,18 +23,37 @@ def causal_masks(graph: Graph) -> Iterator[Causal]:
             yield mask
 
 
-def replace_masks(graph: Graph, change: Callable[[Causal], Mask | None]) -> Graph:
+def bidirectional_masks(graph: Graph) -> Iterator[Bidirectional]:
+    """The full bidirectional masks of encoders; one per block, without towers of images."""
+    for block in graph.blocks:
+        if mask := _bidirectional_mask(block):
+            yield mask
+
+
+def replace_masks(graph: Graph, change: Callable[[Causal], Mask | None], bidirectional: Mask | None = None) -> Graph:
     """The graph with causal masks replaced by what `change` returns for them; None leaves a mask unchanged.
 
     Attention with an indexer, to an encoder or in a tower is unchanged.
+
+    bidirectional  replaces the full bidirectional masks of encoders, if given
     """
 
     def replaced(block: Block) -> Block:
         mask = _causal_mask(block)
         new_mask = change(mask) if mask else None
-        return _with_mask(block, mask, new_mask) if mask and new_mask else block
+        if mask and new_mask:
+            return _with_mask(block, mask, new_mask)
+        other = _bidirectional_mask(block)
+        return _with_mask(block, other, bidirectional) if other and bidirectional else block
 
     return graph.map_blocks(replaced)
+
+
+def _bidirectional_mask(block: Block) -> Bidirectional | None:
+    if not block.stream.name or block.main or block.stream == SOURCE:
+        masks = (op.heads.mask for op in block.operators if isinstance(op, QK))
+        return next((mask for mask in masks if type(mask) is Bidirectional and mask.reach == inf), None)
+    return None
 
 
 def _causal_mask(block: Block) -> Causal | None:
@@ -41,7 +61,7 @@ def _causal_mask(block: Block) -> Causal | None:
     return next((mask for mask in masks if type(mask) is Causal), None)
 
 
-def _with_mask(block: Block, old: Causal, new: Mask) -> Block:
+def _with_mask(block: Block, old: Mask, new: Mask) -> Block:
     rows = {old.keys_read: new.keys_read, old.cells: new.cells}
 
     def tensor(t: Tensor) -> Tensor:

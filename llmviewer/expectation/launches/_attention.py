@@ -34,8 +34,8 @@ def attention(op: FlashAttention, alike: Workload, work: LaunchWork, sharing: Nu
     """
     (spans,) = alike.groups
     if spans.prefixes and isinstance(op.heads.mask, Causal) and np.all(np.less_equal(spans.q_len, 1)):
-        for segment, sharing in _segments(spans, op.heads.mask.window):
-            yield from attention(op, Workload((segment,)), work, sharing)
+        for segment, copies in _segments(spans, op.heads.mask.window):
+            yield from attention(op, Workload((segment,)), work, copies)
         return
     heads, mask, cache = op.heads, op.heads.mask, op.inputs[1].format
     batch, queries, keys, causal = _measured_terms(mask, alike)

@@ -123,7 +123,8 @@ def _further_remedies(base: Evaluation, bound: str, bound_times: Mapping[str, fl
             traffic = bound_times.get("memory", 0.0) > (1 - 1 / MIN_OFFERED_GAIN) * sum(
                 bound_times.values()
             )  # the time that fusing can save
-            remedies += ["fused operators (--with fusion)"] if traffic else []
+            fuses = traffic and setting.engine is None  # an engine has the fused launches that it has
+            remedies += ["fused operators (--with fusion)"] if fuses else []
             tried, last = "no lower-bit type of this device is faster", ["a faster device", "fewer tokens"]
         else:
             tried, last = "no narrower format helps", ["a device with more bandwidth"]

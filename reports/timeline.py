@@ -174,7 +174,7 @@ def _next_steps(result: Timeline) -> list[str]:
     return [
         f"{number}. Expected {fold(step.speed_up)} faster, {fold(step.bound_speed_up)} at the bound: {step.remedy}; "
         f"{step.part}{f' ({step.cause})' * bool(step.cause)}: {seconds(step.gap_s)} above {reference}"
-        f"{_largest_product(result, step)}."
+        f"{f' ({step.reference})' * bool(step.reference)}{_largest_product(result, step)}."
         for number, step in enumerate(result.next_steps, 1)
     ]
 

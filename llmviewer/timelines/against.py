@@ -160,7 +160,16 @@ class Timeline:
             idle_s=self.idle_by_cause if gpu else {},
             host_s=self.host_s or 0.0,
             engine=engine.name if engine else "",
+            references=self._references,
         )
+
+    @property
+    def _references(self) -> Mapping[str, str]:
+        """Source of the expected time of each part: that of its longest operator."""
+        longest: dict[str, OperatorResult] = {}
+        for op in sorted(self.operators, key=lambda op: op.expected_time_s or 0.0):
+            longest[part_of_operator(op)] = op
+        return {part: op.expectation_source for part, op in longest.items() if op.expected_time_s}
 
     @property
     def inputs(self) -> dict[str, Any]:

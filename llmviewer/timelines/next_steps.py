@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import yaml
@@ -27,6 +28,7 @@ class NextStep(NamedTuple):
     remedy          what closes the gap, with the options of engines
     cause           cause of idle time; "" for kernels
     bound_speed_up  time of a pass over its time if this part took its bound
+    reference       source of the expected time: the library whose kernels were measured; "" for idle time
     """
 
     part: str
@@ -35,6 +37,7 @@ class NextStep(NamedTuple):
     remedy: str
     cause: str = ""
     bound_speed_up: float = 1.0
+    reference: str = ""
 
 
 class _Gap(NamedTuple):
@@ -53,6 +56,7 @@ def next_steps(
     idle_s: Mapping[IdleCause, float],
     host_s: float = 0.0,
     engine: str = "",
+    references: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[NextStep, ...]:
     """The largest gaps of a recorded pass that are worth closing, the largest first.
 
@@ -60,6 +64,7 @@ def next_steps(
     idle_s  idle time by cause [s]
     host_s  expected idle time [s]
     engine  the engine whose options are named; "": all
+    references  source of the expected time of each part
     """
     gaps = sorted([*_gaps(parts), *_idle_gaps(idle_s, host_s)], key=lambda gap: -gap.gap_s)
     return tuple(
@@ -70,6 +75,7 @@ def next_steps(
             remedy=_remedy(f"{gap.part}: {gap.cause}" if gap.cause else gap.part, engine),
             cause=gap.cause,
             bound_speed_up=time_s / (time_s - gap.above_bound_s),
+            reference=references.get(gap.part, ""),
         )
         for gap in gaps[:MAX_STEPS]
         if time_s > MIN_GAIN * (time_s - gap.gap_s)

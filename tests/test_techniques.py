@@ -212,7 +212,7 @@ def test_what_does_not_parse_is_told_in_one_line(text, error):
         (("lora:targets=q_proj+W_pack",), {}, ("lora: no linear is called 'W_pack'; there is down_proj, gate_proj, "
          "k_proj, o_proj, q_proj, up_proj, v_proj")),
         (("lora:merged=true,adapters=2",), {}, "lora: only one adapter can be merged; got adapters=2; drop merged"),
-        (("structured-pruning",), {}, "structured-pruning: give heads, ffn, layers or hidden below 1"),
+        (("structured-pruning",), {}, "structured-pruning: give heads, ffn, experts, layers or hidden below 1"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_with_the_reason(asked, options, error):
@@ -1491,3 +1491,28 @@ def test_json_text_and_scenario_agree(tmp_path, capsys):
 
 def test_the_cache_of_a_full_model_is_what_it_was():
     assert kv_cache_bytes(setting().graph, batch=1, context=1) == TOKEN
+
+
+def test_half_of_the_experts_is_a_model_with_four_of_eight(tmp_path):
+    """Mixtral's router, memory, OPs and weight traffic are those of a config with as many experts."""
+    config = {"model_type": "mixtral", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+              "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 1000, "num_experts_per_tok": 2,
+              "torch_dtype": "float16"}  # fmt: skip
+    graphs = {}
+    for count in (8, 4):
+        path = tmp_path / f"{count}.json"
+        path.write_text(json.dumps({**config, "num_local_experts": count}), encoding="utf-8")
+        graphs[count] = Setting.of(
+            str(path), "a100-sxm-80gb", techniques=("structured-pruning:experts=0.5",) * (count == 8)
+        )
+    pruned, four = graphs[8], graphs[4]
+    assert pruned.graph.parameters == four.graph.parameters
+    assert pruned.graph.active_parameters == four.graph.active_parameters
+    for workload in (step(500, batch=3), Workload.prefill(batch=1, prompt=7)):
+        for field in ("ops", "bytes", "weight_bytes"):
+            assert plan_of(pruned, "decode", workload, field) == pytest.approx(plan_of(four, "decode", workload, field))
+
+
+def test_experts_chosen_by_groups_are_not_pruned():
+    with pytest.raises(InputError, match="chooses groups of experts first; drop experts"):
+        Setting.of("deepseek-v3", "h200-sxm", techniques=("structured-pruning:experts=0.5",))

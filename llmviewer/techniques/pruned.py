@@ -1,4 +1,4 @@
-"""Structured pruning: fewer heads, neurons and layers, less hidden width."""
+"""Structured pruning: fewer heads, neurons, experts and layers, less hidden width."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
+from ..forms import Feature, Form
 from ..graph import Block, Graph
 from ..operators.attention import QK, SV, Attention, Heads, Softmax
 from ..operators.base import Operator, Tensor, Weight
-from ..operators.elementwise import Activation, Add, Elementwise, Norm, Rope
+from ..operators.elementwise import Activation, Add, Elementwise, Norm, Rope, Route
 from ..operators.embedding import Embedding
-from ..operators.linear import ChosenLinear, Linear
+from ..operators.linear import ChosenLinear, ExpertsLinear, Linear, Router
+from ..operators.routing import UNGROUPED
 from ..records import frozen
 from . import technique
 from ._linears import is_main_layer, is_plain_linear
@@ -24,14 +26,15 @@ _NARROWABLE: Final = (Norm, Add, Linear, Embedding)  # operators on the hidden s
 @technique("structured-pruning")
 @frozen(kw_only=True)
 class StructuredPruning(Technique):
-    """Structured pruning (LLM-Pruner, Sheared LLaMA, SliceGPT): removes heads, neurons, layers or hidden width.
+    """Structured pruning (LLM-Pruner, Sheared LLaMA, SEER-MoE): removes heads, neurons, experts, layers, hidden width.
 
     Effect: a smaller network, without what the removed parts read, compute, hold and cache.
     Formula: projections, cache and pairs x heads; feed-forward networks x ffn; all of a layer x layers; one side of
-    every matrix, embedding and head x hidden. Query heads go together with the keys and values that they share.
-    Source: arXiv:2305.11627; arXiv:2310.06694; arXiv:2401.15024.
+    every matrix, embedding and head x hidden. Query heads go together with the keys and values that they share. Of
+    experts as many are chosen as before, at most all that stay.
+    Source: arXiv:2305.11627; arXiv:2310.06694; arXiv:2401.15024; experts: arXiv:2404.05089.
     Use when: prefill, decode and memory should all shrink, on any device.
-    Limits: experts, and attention with latents or states, are not pruned.
+    Limits: neurons of experts, and attention with latents or states, are not pruned.
     """
 
     kind = Kind.COMPRESSION
@@ -40,6 +43,7 @@ class StructuredPruning(Technique):
 
     heads: float = parameter("fraction of the attention heads that stays", 1.0, least=0, most=1)
     ffn: float = parameter("fraction of the feed-forward neurons that stays", 1.0, least=0, most=1)
+    experts: float = parameter("fraction of the routed experts that stays", 1.0, least=0, most=1)
     layers: float = parameter("fraction of the layers that stays", 1.0, least=0, most=1)
     hidden: float = parameter("fraction of the hidden width that stays", 1.0, least=0, most=1)
 
@@ -55,7 +59,8 @@ class StructuredPruning(Technique):
     def _narrower(self, block: Block) -> Block:
         inside = {**self._heads(block), **self._neurons(block)} if is_main_layer(block) else {}
         fractions = {**inside, **(dict.fromkeys(_hidden_tensors(block), self.hidden) if self.hidden < 1 else {})}
-        return block.map(lambda op: _resized(op, fractions, self.heads)) if fractions else block
+        resized = block.map(lambda op: _resized(op, fractions, self.heads)) if fractions else block
+        return _with_fewer_experts(resized, self.experts) if self.experts < 1 else resized
 
     def _neurons(self, block: Block) -> dict[str, float]:
         """Fraction of their width that tensors inside feed-forward networks keep, by name."""
@@ -98,10 +103,9 @@ class StructuredPruning(Technique):
 
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         graph = setting.model.graph
-        if not (self.heads and self.ffn and self.layers and self.hidden):
-            return "heads, ffn, layers and hidden must be above 0; got 0"
-        if self.heads == self.ffn == self.layers == self.hidden == 1:
-            return "give heads, ffn, layers or hidden below 1"
+        left = (self.heads, self.ffn, self.experts, self.layers, self.hidden)
+        if not all(left) or min(left) == 1:
+            return "give heads, ffn, experts, layers or hidden below 1" + ", and none as 0" * (not all(left))
         between = {op.name: op for block in graph.blocks if block.main for op in _hidden_operators(block)}
         strange = [
             name for name, op in between.items() if not isinstance(op, _NARROWABLE) or isinstance(op, ChosenLinear)
@@ -112,7 +116,43 @@ class StructuredPruning(Technique):
             return f"{setting.model.name} has no attention whose heads can be pruned; drop heads"
         if self.ffn < 1 and not any(is_main_layer(block) and self._neurons(block) for block in graph.blocks):
             return f"{setting.model.name} has no dense feed-forward network; drop ffn"
-        return ""
+        routes = [op for _, op in graph if isinstance(op, Route)] if self.experts < 1 else []
+        if any(op.groups != UNGROUPED for op in routes):
+            return f"{setting.model.name} chooses groups of experts first; drop experts"
+        return "" if routes or self.experts == 1 else f"{setting.model.name} has no routed experts; drop experts"
+
+
+def _with_fewer_experts(block: Block, fraction: float) -> Block:
+    """The block with that fraction of its routed experts, from which each token chooses as many as before."""
+    experts = [op for op in block.operators if isinstance(op, ExpertsLinear)]
+    if not experts:
+        return block
+    count = experts[0].weight.shape[0]
+    chosen = round(experts[0].weight.active * count)
+    left = max(round(fraction * count), chosen)
+    scores = {t.name for op in block.operators if isinstance(op, Router) for t in op.outputs}
+
+    def weight(w: Weight) -> Weight:
+        if w.shape[0] != count:
+            return w
+        rows = w.rows and Form(tuple((_among(feature, left), number) for feature, number in w.rows.terms))
+        return replace(w, shape=(left, *w.shape[1:]), rows=rows, active=min(w.active * count / left, 1.0))
+
+    def tensor(t: Tensor) -> Tensor:
+        return replace(t, width=left) if t.name in scores else t
+
+    def operator(op: Operator) -> Operator:
+        return op.with_weights(weight) if isinstance(op, ExpertsLinear | Router) else op
+
+    return block.map(lambda op: operator(op).with_tensors(tensor))
+
+
+def _among(feature: Feature, experts: int) -> Feature:
+    """The feature with so many experts to choose from."""
+    if feature.name != "distinct_experts":
+        return feature
+    _, *others = feature.arguments
+    return feature._replace(arguments=(experts, *others))
 
 
 def _hidden_tensors(block: Block) -> set[str]:

@@ -26,11 +26,12 @@ def headline(result: MachineFit) -> str:
     target = f" at {result.target:g} tokens/s or more" if result.target else ""
     by = ", chosen for such a device; --engine names another" if result.chosen else ""
     count = counted(sum(1 + len(one.others) for one in result.fitting), "model")
+    engine = f"{result.engine.title}{by}" if result.engine else "none, as no kernels are known on it"
     largest = "the largest that run" if result.unevaluated else "all that run"
     return (
         f"{title(result)}{origin}: {si(result.hardware.capacity)}B, {si(result.hardware.bandwidth())}B/s, one sequence "
         f"of {result.context:,} tokens{target}. {count}, {largest}, each in the widest of {', '.join(result.quants)} "
-        f"that fits. Engine: {result.engine.title}{by}."
+        f"that fits. Engine: {engine}."
     )
 
 
@@ -106,6 +107,8 @@ def _some(names: Sequence[str]) -> str:
 
 def basis(result: MachineFit) -> str:
     """The numbers of the table."""
+    if result.engine is None:
+        return "No expected times: speeds are bounds, and memory is what is physically possible."
     return f"Expected: times of {result.engine.title}. Bound: no kernel is faster. Accuracy is not considered."
 
 
@@ -128,7 +131,8 @@ def _more(result: MachineFit) -> list[Command]:
         return []
     first = result.fitting[0]
     quant = () if first.quant == "published" else ("--quant", first.quant)
-    words = ("llmviewer", "analyze", first.facts.name, result.hardware.name, *quant, "--engine", result.engine.name)
+    engine = ("--engine", result.engine.name) if result.engine else ()
+    words = ("llmviewer", "analyze", first.facts.name, result.hardware.name, *quant, *engine)
     return [Command(purpose="One of them in detail:", words=words)]
 
 

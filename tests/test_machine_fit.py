@@ -73,6 +73,19 @@ def test_engine_and_precisions_are_those_of_the_device(device, engine):
     (one,) = result.fitting
     assert one.quant == {"mlx": "W8A16g64", "vllm": "published", "llama.cpp": "Q8_0"}[engine]
     assert one.step_s is not None
+    assert result.quants[0] == one.quant
+
+
+def test_without_measured_kernels_speeds_are_bounds():
+    result = fit("tpu-v6e", models=["qwen3-8b"])
+    assert result.engine is None
+    (one,) = result.fitting
+    assert one.step_s is None
+    assert one.tokens_per_s == pytest.approx(1 / one.bound_s)
+    words = " ".join(REPORT.text(result).split())
+    assert "no kernels are known on it" in words
+    assert "speeds are bounds" in words
+    assert json.loads(REPORT.json(result))["inputs"]["engine"] is None
 
 
 def test_the_largest_come_first_and_the_rest_is_named():

@@ -12,16 +12,16 @@ from ..devices.files import loaded
 from ..devices.hardware import Hardware
 from ..devices.local import local_device
 from ..errors import InputError
-from ..expectation.engines import Engine, find_engine
+from ..expectation.engines import Engine
 from ..expectation.expected import Interval
-from ..expectation.whole_passes import backend_of, has_hbm
+from ..expectation.whole_passes import has_hbm
 from ..model_files import load_model, model_facts
 from ..model_index import ModelFacts, all_facts
-from ..options import MachineOptions, document_options
+from ..options import EngineOptions, MachineOptions, document_options
 from ..records import frozen
 from ..rows import Rows
 from ..server_memory import Capacity, capacity
-from ..setting import Setting, whole_number
+from ..setting import Setting, engine_on, whole_number
 from ..transforms.quantize import PUBLISHED, parse_quantization
 from ..variants.changes import LOCAL_PRECISIONS
 from ..variants.evaluation import Evaluation
@@ -93,7 +93,8 @@ class Fitting:
 class MachineFit(Rows):
     """The result of fit(), the largest models first.
 
-    engine      serving engine of the expected times
+    engine      serving engine of memory and expected times; None: no kernels are known on the device, speeds are bounds,
+                and memory is what is physically possible
     chosen      whether the engine was not given
     too_large   shipped models that do not fit in any of the precisions, the smallest first
     too_slow    models that fit, but do not reach tokens_per_s in any of the precisions
@@ -105,7 +106,7 @@ class MachineFit(Rows):
     report: ClassVar = "machine_fit"
 
     hardware: Hardware
-    engine: Engine
+    engine: Engine | None
     chosen: bool
     found: bool
     context: int
@@ -122,7 +123,8 @@ class MachineFit(Rows):
     def inputs(self) -> dict[str, Any]:
         """The inputs of the JSON document."""
         return {
-            "context": self.context, "tokens_per_s": self.target or None, "engine": self.engine.name,
+            "context": self.context, "tokens_per_s": self.target or None,
+            "engine": self.engine.name if self.engine else None,
             "quants": list(self.quants), "hardware_set": list(self.hardware.changes),
         }  # fmt: skip
 
@@ -179,7 +181,7 @@ def fit(
     limit         number of models that are evaluated, the largest first; None: all
     progress      called with the number of evaluated models, and of all
 
-    Without an engine, GPUs with stacked memory (HBM) run vLLM, Apple's MLX and others llama.cpp.
+    Without an engine, GPUs with stacked memory (HBM) run vLLM, Apple's MLX and others llama.cpp, if kernels are known.
 
     Raises InputError if an argument is invalid, or no device is given and this machine has none that is known.
     """
@@ -188,9 +190,7 @@ def fit(
         raise InputError(f"tokens_per_s must be at least 0; got {tokens_per_s:g}")
     values = arguments.with_defaults(options, MachineOptions)
     device = loaded(local_device() if hardware is None else hardware, values["hardware_set"])
-    engine = find_engine(values["engine"] or _engine_of(device))
-    if engine.has_whole_passes:
-        backend_of(engine.name, device)
+    engine = engine_on(values["engine"], device) if values["engine"] else _engine_of(device)
     for text in quants:
         parse_quantization(text)
     precisions = tuple(_WeightFormat(text, 0) for text in quants) or _precisions_of(engine)
@@ -227,21 +227,25 @@ def fit(
     progress(len(shapes), len(shapes))
     return MachineFit(
         hardware=device, engine=engine, chosen=not values["engine"], found=hardware is None, context=length,
-        target=tokens_per_s, quants=tuple(one.quant for one in precisions), fitting=tuple(fitting),
+        target=tokens_per_s, quants=search.quants, fitting=tuple(fitting),
         too_large=tuple(reversed(too_large)), too_slow=tuple(too_slow), short=tuple(short),
         unevaluated=tuple(unevaluated), refused=tuple(refused),
     )  # fmt: skip
 
 
-def _precisions_of(engine: Engine) -> tuple[_WeightFormat, ...]:
+def _precisions_of(engine: Engine | None) -> tuple[_WeightFormat, ...]:
     """The precisions in which an engine runs models."""
-    local = LOCAL_PRECISIONS.get(engine.name)
+    local = LOCAL_PRECISIONS.get(engine.name) if engine else None
     return tuple(_WeightFormat(quant, bits) for quant, bits in local.items()) if local else _SERVER_PRECISIONS
 
 
-def _engine_of(device: Hardware) -> str:
-    """The engine that users of such a device run."""
-    return "mlx" if device.vendor == "apple" else "vllm" if has_hbm(device) else "llama.cpp"
+def _engine_of(device: Hardware) -> Engine | None:
+    """The engine that users of such a device run; None if none of its kernels are known."""
+    name = "mlx" if device.vendor == "apple" else "vllm" if has_hbm(device) else "llama.cpp"
+    try:
+        return engine_on(name, device)
+    except InputError:
+        return None
 
 
 def _named(prefixes: Sequence[str]) -> list[ModelFacts]:
@@ -284,10 +288,16 @@ class _Search:
     """Precisions of a model on a device."""
 
     device: Hardware
-    engine: Engine
+    engine: Engine | None
     context: int
     target: float
     precisions: tuple[_WeightFormat, ...]
+
+    @property
+    def quants(self) -> tuple[str, ...]:
+        """The precisions as users write them."""
+        published = (PUBLISHED,) if self.precisions is _SERVER_PRECISIONS else ()
+        return (*published, *(one.quant for one in self.precisions))
 
     def widest(self, facts: ModelFacts) -> _TriedPrecision:
         """The widest precision that fits and is fast enough, or the one that comes closest."""
@@ -323,10 +333,10 @@ class _Search:
         return (published, *self.precisions) if self.precisions is _SERVER_PRECISIONS else self.precisions
 
     def _evaluated(self, name: str, quant: str) -> Evaluation:
-        setting = Setting.of(
-            name, self.device, quant=None if quant == PUBLISHED else quant, engine=self.engine.name, max_num_seqs=1,
-            max_model_len=self.context,
-        )  # fmt: skip
+        options: EngineOptions = {}
+        if self.engine:
+            options = {"engine": self.engine.name, "max_num_seqs": 1, "max_model_len": self.context}
+        setting = Setting.of(name, self.device, quant=None if quant == PUBLISHED else quant, **options)
         prompt = min(_CHUNK, self.context)
         return Evaluation(setting=setting, batch=1, prompt=prompt, gen=2, kv_len=self.context)
 
@@ -336,6 +346,8 @@ def _max_context(setting: Setting, fitting: int) -> int:
 
     fitting  tokens with which it starts
     """
+    if setting.engine is None:
+        return capacity(setting).longest_model_len
     most = setting.model.max_context or _UNLIMITED
     if fitting >= most or _starts(setting, most):
         return most

@@ -1516,3 +1516,14 @@ def test_half_of_the_experts_is_a_model_with_four_of_eight(tmp_path):
 def test_experts_chosen_by_groups_are_not_pruned():
     with pytest.raises(InputError, match="chooses groups of experts first; drop experts"):
         Setting.of("deepseek-v3", "h200-sxm", techniques=("structured-pruning:experts=0.5",))
+
+
+def test_random_features_widen_the_state_of_linear_attention():
+    """256 features of heads of 128: a state of 32 x 256 x 129 fp32 in each of 32 layers, and the products that map."""
+    wide, plain = setting("linear-attention:features=256"), setting("linear-attention")
+    states = [one.footprint.parts(batch=1, prompt=99, gen=1)[1] for one in (wide, plain)]
+    assert states[0] == 2 * states[1] == 32 * 32 * 256 * 129 * 4
+    ops = [plan_of(one, "decode", step(100), "ops") for one in (wide, plain)]
+    a_token = 2 * 128 * 129 + 4 * 128 + 2 * 128 * 256  # of the further 128 features, and of the map
+    a_pair = 2 * 128  # a step is a chunk of one token, which attends to itself
+    assert ops[0] - ops[1] == pytest.approx(32 * (2 * 32 * a_token + 32 * a_pair))

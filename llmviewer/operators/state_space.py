@@ -32,13 +32,15 @@ class CausalConv(Operator):
 
 @frozen(kw_only=True)
 class LinearScan(Operator):
-    """out = phi(q) (phi(k)^T v), normalized, in chunks; each key head has a state of key x (value + 1) elements.
+    """out = phi(q) (phi(k)^T v), normalized, in chunks; each key head has a state of features x (value + 1) elements.
 
-    Inputs are queries, keys, values and the state; outputs the result and the state. OPs: 4 per element of queries and
-    keys for phi, elu(x) + 1; per token a multiply-add per element of state, of each key head to update it and of each
-    query head to read it; and per pair within a chunk products of query and key and with the value, of each query head.
+    Inputs are queries, keys, values and the state; outputs the result and the state. OPs: 4 per feature of queries and
+    keys for phi, as of elu(x) + 1, and a product with `features` directions if given; per token a multiply-add per
+    element of state, of each key head to update it and of each query head to read it; and per pair within a chunk
+    products of query and key and with the value, of each query head.
 
-    ranks  devices among which the tokens are divided
+    ranks     devices among which the tokens are divided
+    features  that phi makes of a head of a query or key; 0: as many as it has elements
     """
 
     sharding: ClassVar[Sharding] = Sharding.HEADS
@@ -46,6 +48,7 @@ class LinearScan(Operator):
     heads: Heads
     chunk: int
     ranks: int = 1
+    features: int = 0
 
     kind: str = declare(
         "scan",
@@ -55,10 +58,10 @@ class LinearScan(Operator):
     )
 
     def arithmetic(self) -> dict[Resource, Form]:
-        heads = self.heads
-        state = heads.head_dim * (heads.out_dim + 1)
-        a_token = 2 * state * (heads.num_heads + heads.num_kv_heads) + 4 * (heads.q_width + heads.kv_width)
-        a_pair = 2 * heads.num_heads * (heads.head_dim + heads.out_dim)
+        heads, features = self.heads, self.features or self.heads.head_dim
+        state, mapped = features * (heads.out_dim + 1), 4 * features + 2 * heads.head_dim * self.features
+        a_token = (2 * state + mapped) * (heads.num_heads + heads.num_kv_heads)
+        a_pair = 2 * heads.num_heads * (features + heads.out_dim)
         ops = a_pair * chunk_pairs(self.chunk) + a_token * TOKENS
         return {matrix(self.inputs[0].format.compute): ops / self.ranks}
 

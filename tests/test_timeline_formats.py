@@ -164,3 +164,48 @@ def test_profiles_of_layers_that_cannot_be_used(tmp_path, capsys, document, wron
     said = capsys.readouterr().err
     assert wrong in said
     assert said.count("\n") == 1
+
+
+def test_streams_and_calls_of_a_database(tmp_path):
+    """Launches by correlation within their process, and calls in which the host waited; other values are left out."""
+    path = tmp_path / "t.sqlite"
+    process, thread = 5 << 24, (5 << 24) + 77
+    with closing(sqlite3.connect(path)) as made:
+        made.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT NOT NULL)")
+        columns = "start, end, deviceId, globalPid, streamId, correlationId, demangledName"
+        made.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL ({columns})")
+        made.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start, end, correlationId, globalTid, nameId)")
+        names = [(1, "nvjet"), (2, "cudaLaunchKernel_v7000"), (3, "cudaStreamSynchronize_v3020")]
+        made.executemany("INSERT INTO StringIds VALUES (?, ?)", names)
+        made.executemany(
+            "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0, ?, ?, ?, 1)",
+            [(5000, 6000, process, 7, 1), (9000, 9500, process, 13, 2), (9600, 9700, 6 << 24, 7, 2)],
+        )
+        made.executemany(
+            "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, ?)",
+            [(4000, 4100, 1, thread, 2), (8000, 8100, 2, thread, 2), (6100, 7900, 3, thread, 3),
+             ("x", 1, 4, thread, 3), (1, 2, None, thread, 2)],
+        )  # fmt: skip
+        made.commit()
+    found = read_timeline(path, "decode")
+    assert found.streams == ("7", "13")
+    assert found.called_s == pytest.approx([4e-6, 8e-6])
+    assert found.waits_s.tolist() == [pytest.approx([6.1e-6, 7.9e-6])]
+    assert [device.names for device in found.others] == [("nvjet",)]
+    assert np.isnan(found.others[0].called_s).all()  # of another process, whose call was not recorded
+
+
+def test_calls_without_their_columns_are_left_out(tmp_path):
+    path = database(tmp_path / "t.sqlite", [(1, 0, "nvjet", 10, 20)])
+    with closing(sqlite3.connect(path)) as made:
+        made.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start, end, nameId)")
+        made.commit()
+    assert np.isnan(read_timeline(path, "decode").called_s).all()
+
+
+def test_streams_of_tables(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("Start (ns),Duration (ns),Device,Strm,Name\n1,2,a (0),7,x\n5,2,a (0),13,y\n")
+    assert read_timeline(path, "decode").streams == ("7", "13")
+    path.write_text("Kernel_Name,Agent_Id,Queue_Id,Stream_Id,Start_Timestamp,End_Timestamp\nx,1,2,3,1,4\n")
+    assert read_timeline(path, "decode").streams == ("3",)

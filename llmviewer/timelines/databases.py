@@ -6,11 +6,14 @@ Tables and columns are those of the SQLite Schema Reference of docs.nvidia.com/n
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable
 from contextlib import closing
+from math import nan
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..errors import InputError, quoted
+from .host_calls import WAIT_CALLS
 from .launches import RecordedLaunch, RecordedLaunches, of_busiest
 
 MAGIC: Final = b"SQLite format 3\x00"
@@ -28,6 +31,19 @@ _LAUNCHES: Final = {  # by the table, which need not be there
     "CUPTI_ACTIVITY_KIND_MEMCPY": "SELECT *, 'Memcpy' AS name FROM CUPTI_ACTIVITY_KIND_MEMCPY",
     "CUPTI_ACTIVITY_KIND_MEMSET": "SELECT *, 'Memset' AS name FROM CUPTI_ACTIVITY_KIND_MEMSET",
 }
+_CALLS_TABLE: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
+_CALLS: Final = (
+    "SELECT r.start, r.end, r.correlationId, r.globalTid, s.value AS name FROM CUPTI_ACTIVITY_KIND_RUNTIME r "
+    "JOIN StringIds s ON s.id = nameId"
+)
+_PROCESS_BITS: Final = 24  # bits of a global thread below those of its process
+
+
+class _HostCalls(NamedTuple):
+    """Calls of the host: when each was made, by process and correlation, and those in which it waited. [s]"""
+
+    called_s: dict[tuple[int, int], float]
+    waits_s: list[tuple[float, float]]
 
 
 def of_database(source: Path | bytes, path: Path) -> RecordedLaunches:
@@ -41,11 +57,15 @@ def of_database(source: Path | bytes, path: Path) -> RecordedLaunches:
             tables = {row["name"] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if any(database.execute(query).fetchone() for table, query in _GRAPHS.items() if table in tables):
                 raise InputError(f"{path}: has CUDA graphs without their kernels; record with --cuda-graph-trace=node")
+            calls = _host_calls(_rows_of_calls(database) if _CALLS_TABLE in tables else ())
             return of_busiest(
-                _launch(row, f"{path}: row {number} of {table}")
-                for table, query in _LAUNCHES.items()
-                if table in tables
-                for number, row in enumerate(database.execute(query), 1)
+                (
+                    _launch(row, calls, f"{path}: row {number} of {table}")
+                    for table, query in _LAUNCHES.items()
+                    if table in tables
+                    for number, row in enumerate(database.execute(query), 1)
+                ),
+                host_waits=calls.waits_s,
             )
     except (sqlite3.Error, IndexError) as error:
         raise InputError(f"{path}: must be a database from `nsys export --type sqlite`: {error}") from None
@@ -65,16 +85,42 @@ def _in_memory(data: bytes) -> sqlite3.Connection:
     return database
 
 
-def _launch(row: sqlite3.Row, where: str) -> RecordedLaunch:
+def _rows_of_calls(database: sqlite3.Connection) -> Iterable[sqlite3.Row]:
+    """Rows of the host's calls; none if the table lacks columns."""
+    columns = {row["name"] for row in database.execute(f"PRAGMA table_info({_CALLS_TABLE})")}
+    return database.execute(_CALLS) if {"start", "end", "correlationId", "globalTid", "nameId"} <= columns else ()
+
+
+def _host_calls(rows: Iterable[sqlite3.Row]) -> _HostCalls:
+    """Calls with whole numbers, as SQLite allows any value in any column."""
+    calls = _HostCalls({}, [])
+    for row in rows:
+        start, end, correlation, thread = row["start"], row["end"], row["correlationId"], row["globalTid"]
+        if not all(isinstance(number, int) for number in (start, end, correlation, thread)):
+            continue
+        calls.called_s[thread >> _PROCESS_BITS, correlation] = 1e-9 * start
+        if WAIT_CALLS.search(str(row["name"])):
+            calls.waits_s.append((1e-9 * start, 1e-9 * end))
+    return calls
+
+
+def _launch(row: sqlite3.Row, calls: _HostCalls, where: str) -> RecordedLaunch:
     """A launch. Each process numbers its own devices, so a device is named by both; older files lack the process.
 
     Raises InputError if its name is no text or its times are no numbers, as SQLite allows in any column.
     """
-    process = row["globalPid"] if "globalPid" in row.keys() else ""  # noqa: SIM118 - a row iterates over values
+    columns = set(row.keys())
+    process = row["globalPid"] if "globalPid" in columns else ""
+    stream = row["streamId"] if "streamId" in columns else ""
+    correlation = row["correlationId"] if "correlationId" in columns else None
+    call = (process >> _PROCESS_BITS if isinstance(process, int) else 0, correlation)
     name, start, end = row["name"], row["start"], row["end"]
     if isinstance(start, int | float) and isinstance(end, int | float):
         device = f"{process}, {row['deviceId']}"
-        launch = RecordedLaunch(device=device, name=name, start=1e-9 * start, duration=1e-9 * (end - start))
+        launch = RecordedLaunch(
+            device=device, name=name, start=1e-9 * start, duration=1e-9 * (end - start), stream=str(stream),
+            called=calls.called_s.get(call, nan) if isinstance(correlation, int) else nan,
+        )  # fmt: skip
         if launch.valid:
             return launch
     raise InputError(f"{where}: must have a name, start and end; got {quoted([name, start, end])}")

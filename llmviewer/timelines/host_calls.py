@@ -22,7 +22,7 @@ CALLS: Final = ("cuda_runtime", "cuda_driver", "hip_runtime", "runtime")  # cate
 _MULTIPLIES: Final = re.compile(r"::\w*(mm|linear|matmul|gemm|gemv|addmv)(_|\d|\b)", re.IGNORECASE)
 
 
-_WAIT_CALLS: Final = re.compile(r"(cuda|hip|cu)\w*Synchronize", re.IGNORECASE)
+WAIT_CALLS: Final = re.compile(r"(cuda|hip|cu)\w*Synchronize", re.IGNORECASE)
 
 
 class Origin(NamedTuple):
@@ -123,7 +123,7 @@ def _assign(
 
 def parse_wait(event: Mapping[str, Any]) -> tuple[float, float] | None:
     """(start, end) of a call in which the host waits for a device; None for other calls, and without times. [s]"""
-    if not _WAIT_CALLS.search(str(event.get("name", ""))):
+    if not WAIT_CALLS.search(str(event.get("name", ""))):
         return None
     start, duration = event.get("ts"), event.get("dur")
     if any(isinstance(time, bool) or not isinstance(time, int | float) for time in (start, duration)):

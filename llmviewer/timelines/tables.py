@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -14,6 +14,7 @@ from .launches import KernelSums, RecordedLaunch, RecordedLaunches, is_time, ker
 _UNITS_S: Final = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "nsec": 1e-9, "usec": 1e-6, "msec": 1e-3}
 _HEAD: Final = re.compile(r"(?P<name>.*?)(?: \((?P<unit>\w+)\))?$")
 _NANOSECONDS: Final = ("Start_Timestamp", "End_Timestamp", "TotalDurationNs")  # columns of rocprofv3
+_STREAMS: Final = ("Strm", "Stream_Id", "Queue_Id")  # columns of nsys, and of rocprofv3
 _MAX_LINES_BEFORE_HEAD: Final = 100  # most lines before the head of a table
 _MAX_ROW_CHARS: Final = 200  # characters of a row in an error
 _Row: TypeAlias = tuple[str, dict[str, str], tuple[float, ...]]
@@ -36,12 +37,12 @@ def of_table(text: str, path: Path) -> RecordedLaunches | KernelSums | None:
 
         if {"Name", "Start", "Duration"} <= head:
             return of_busiest(
-                _launch(where, row.get("Device", ""), row["Name"], start, duration)
+                _launch(where, row, (row.get("Device", ""), row["Name"]), start, duration)
                 for where, row, (start, duration) in rows("Name", "Start", "Duration")
             )
         if {"Kernel_Name", "Start_Timestamp", "End_Timestamp"} <= head:
             return of_busiest(
-                _launch(where, row.get("Agent_Id", ""), row["Kernel_Name"], start, end - start)
+                _launch(where, row, (row.get("Agent_Id", ""), row["Kernel_Name"]), start, end - start)
                 for where, row, (start, end) in rows("Kernel_Name", "Start_Timestamp", "End_Timestamp")
             )
         for total, count in (("Total Time", "Instances"), ("TotalDurationNs", "Calls")):
@@ -52,8 +53,12 @@ def of_table(text: str, path: Path) -> RecordedLaunches | KernelSums | None:
     return None
 
 
-def _launch(where: str, device: str, name: str, start: float, duration: float) -> RecordedLaunch:
-    launch = RecordedLaunch(device=device, name=name, start=start, duration=duration)
+def _launch(
+    where: str, row: Mapping[str, str], device_and_name: tuple[str, str], start: float, duration: float
+) -> RecordedLaunch:
+    device, name = device_and_name
+    stream = next((row[column] for column in _STREAMS if column in row), "")
+    launch = RecordedLaunch(device=device, name=name, start=start, duration=duration, stream=stream)
     if not launch.valid:
         raise InputError(f"{where}: a launch must have finite times; got {start:g} s for {duration:g} s")
     return launch

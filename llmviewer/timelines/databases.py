@@ -113,13 +113,15 @@ def _launch(row: sqlite3.Row, calls: _HostCalls, where: str) -> RecordedLaunch:
     process = row["globalPid"] if "globalPid" in columns else ""
     stream = row["streamId"] if "streamId" in columns else ""
     correlation = row["correlationId"] if "correlationId" in columns else None
-    call = (process >> _PROCESS_BITS if isinstance(process, int) else 0, correlation)
+    called_s = nan
+    if isinstance(process, int) and isinstance(correlation, int):
+        called_s = calls.called_s.get((process >> _PROCESS_BITS, correlation), nan)
     name, start, end = row["name"], row["start"], row["end"]
     if isinstance(start, int | float) and isinstance(end, int | float):
         device = f"{process}, {row['deviceId']}"
         launch = RecordedLaunch(
             device=device, name=name, start=1e-9 * start, duration=1e-9 * (end - start), stream=str(stream),
-            called=calls.called_s.get(call, nan) if isinstance(correlation, int) else nan,
+            called=called_s,
         )  # fmt: skip
         if launch.valid:
             return launch

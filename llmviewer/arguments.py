@@ -108,6 +108,11 @@ def as_values(name: str, values: Any) -> tuple[Any, ...]:
     return listed_values
 
 
+def as_list(values: Any) -> list[Any]:
+    """Collects one value, or several, in a list, unchecked."""
+    return list(values) if isinstance(values, Sequence) and not isinstance(values, str) else [values]
+
+
 def check_bound_only(bound: bool, *kernels: object) -> None:
     """Raises InputError if only lower bounds are wanted and kernels are given."""
     if bound and any(kernels):

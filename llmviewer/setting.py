@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property, lru_cache, reduce
-from typing import Any, Final, Self, TypedDict, Unpack
+from typing import Any, Final, Self, TypedDict, TypeVar, Unpack, cast
 
 import numpy as np
 
@@ -36,9 +36,10 @@ from .roofline import Plan, plan
 from .techniques import Run, Schedule, Technique, overrides, parse_techniques
 from .transforms.host import NOTHING_ON_HOST, HostPlacement, parse_host_placement
 from .transforms.offload import ON_DEVICE, Offload, parse_offload
-from .transforms.quantize import Quantization, parse_quantization
+from .transforms.quantize import PUBLISHED, Quantization, parse_quantization
 from .workload import Workload
 
+_O = TypeVar("_O")
 _MOST_STEPS: Final = 1 << 24  # of a generation; arrays of their lengths take 128 MB
 
 
@@ -406,6 +407,62 @@ def setting_of(
     if hardware is None:
         raise InputError("hardware must be given with a model; or give a Setting in place of both")
     return Setting.of(model, hardware, **options)
+
+
+def opened(
+    model: str | Model | Setting, hardware: str | Hardware | None, options: _O, kind: type[_O]
+) -> tuple[str | Model, str | Hardware, _O]:
+    """Model, device and options of a function that also takes a Setting in their place.
+
+    Raises InputError as setting_of() and options_of() do.
+    """
+    if isinstance(model, Setting):
+        values = cast("Mapping[str, Any]", options)
+        own_options = {name: value for name, value in values.items() if name not in SettingOptions.__annotations__}
+        extra_arguments = ["hardware"] * (hardware is not None) + [name for name in values if name not in own_options]
+        if extra_arguments:
+            raise InputError(f"{extra_arguments[0]} must be left out after a Setting, which has it")
+        all_options: Any = {**cast("Mapping[str, Any]", options_of(model, kind)), **own_options}
+        return model.model, model.hardware, all_options
+    if hardware is None:
+        raise InputError("hardware must be given with a model; or give a Setting in place of both")
+    return model, hardware, options
+
+
+def quant_text(setting: Setting) -> str:
+    """The precision of a setting as compare(), choose() and plan() take it, where no technique sets it."""
+    published = setting.quantization == setting.model.quantization or setting.unnamed is not None
+    return PUBLISHED if published else str(setting.quantization)
+
+
+def single_device(setting: Setting) -> Setting:
+    """The setting without what compare(), choose() and plan() take by themselves: a layout and a precision."""
+    quantization = setting.quantization if setting.unnamed is not None else setting.model.quantization
+    return replace(setting, layout=ONE_DEVICE, quantization=quantization)
+
+
+def options_of(setting: Setting, kind: type[_O]) -> _O:
+    """The options of a setting, as users write them, that `kind` declares; its device has the what-ifs.
+
+    Raises InputError for an option of the setting that `kind` does not declare.
+    """
+    names_precision = setting.unnamed is None and setting.quantization != setting.model.quantization
+    attention = setting.engine.attention if setting.engine else _default_attention(setting.accounting)
+    values: dict[str, Any] = {
+        "quant": str(setting.quantization) if names_precision else None,
+        "attention": None if setting.attention == attention else str(setting.attention),
+        "accounting": str(setting.accounting), "mla": str(setting.mla), "expert_skew": setting.expert_skew,
+        "layout": setting.layout if setting.layout != ONE_DEVICE else "",
+        "offload": setting.offload if setting.offload != ON_DEVICE else "",
+        "host": setting.host.name if setting.host else "", "on_host": str(setting.placement),
+        "techniques": setting.techniques, "library": "" if setting.engine else setting.library,
+        **engine_inputs(setting.engine), "profiles": setting.profiles, "bound": setting.bound,
+    }  # fmt: skip
+    changed = {name: value for name, value in values.items() if value != PARAMETERS[name].default}
+    unsupported = next((name for name in changed if name not in kind.__annotations__), "")
+    if unsupported:
+        raise InputError(f"{unsupported} of the Setting is not supported here: {values[unsupported]}; leave it out")
+    return cast("_O", changed)
 
 
 def layout_of(options: LayoutOptions) -> Layout:

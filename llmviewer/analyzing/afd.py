@@ -35,7 +35,7 @@ from ..parallel.layout import ONE_DEVICE, Layout, Network, nearest_divisors, par
 from ..parameters import KvLink
 from ..records import frozen
 from ..rows import Rows
-from ..setting import Setting, whole_number
+from ..setting import Setting, opened, whole_number
 from ..workload import Workload
 from .costs import Devices, per_dollar
 from .disaggregation import in_one_domain, latency_s, link_bytes_per_s
@@ -236,9 +236,9 @@ class ExpertDisaggregation(Rows):
 
 @document_options(ExpertOptions)
 def afd(
-    model: str | Model,
-    attention_hardware: str | Hardware,
-    expert_hardware: str | Hardware,
+    model: str | Model | Setting,
+    attention_hardware: str | Hardware | None = None,
+    expert_hardware: str | Hardware | None = None,
     *,
     attention_layout: str | Layout = ONE_DEVICE,
     expert_devices: int = 1,
@@ -258,10 +258,16 @@ def afd(
     link               between the sides: "scale-out", or "scale-up" if both are in one scale-up domain
     years              years over which the purchase price is spread, for devices without a cloud price
 
-    The options are as in analyze().
+    expert_hardware    None: as attention_hardware
+
+    The options are as in analyze(); a Setting may replace model, attention_hardware and options.
 
     Raises InputError if an argument is invalid or the model has no experts.
     """
+    if isinstance(model, Setting) and attention_layout == ONE_DEVICE:
+        model, attention_layout = replace(model, layout=ONE_DEVICE), model.layout
+    model, attention_hardware, options = opened(model, attention_hardware, options, ExpertOptions)
+    expert_hardware = attention_hardware if expert_hardware is None else expert_hardware
     arguments.check_types(model=model)
     loaded = load_model(model) if isinstance(model, str) else model
     all_options = arguments.with_defaults(options, ExpertOptions)

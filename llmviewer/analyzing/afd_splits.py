@@ -19,7 +19,7 @@ from ..options import ExpertOptions, document_options
 from ..parallel.layout import Layout
 from ..records import frozen
 from ..rows import Rows
-from ..setting import Setting, whole_number
+from ..setting import Setting, opened, whole_number
 from .afd import SCHEMA_VERSION, ExpertDisaggregation, afd
 
 _TENSOR_DEGREES: Final = (1, 2, 4, 8)  # degrees of tensor parallelism of attention
@@ -86,9 +86,9 @@ class Splits(Rows):
 
 @document_options(ExpertOptions)
 def afd_splits(
-    model: str | Model,
-    attention_hardware: str | Hardware,
-    expert_hardware: str | Hardware,
+    model: str | Model | Setting,
+    attention_hardware: str | Hardware | None = None,
+    expert_hardware: str | Hardware | None = None,
     *,
     devices: int,
     tpot: float | None = None,
@@ -107,6 +107,8 @@ def afd_splits(
 
     Raises InputError if an argument is invalid, the model has no experts, or no split fits the memory within `tpot`.
     """
+    model, attention_hardware, options = opened(model, attention_hardware, options, ExpertOptions)
+    expert_hardware = attention_hardware if expert_hardware is None else expert_hardware
     arguments.check_types(model=model)
     loaded = load_model(model) if isinstance(model, str) else model
     all_options = arguments.with_defaults(options, ExpertOptions)

@@ -32,7 +32,7 @@ from ..precision import NAMED
 from ..records import frozen
 from ..resource import matrix
 from ..roofline import plan
-from ..setting import Setting
+from ..setting import Setting, opened
 from ..workload import Workload
 
 SCHEMA_VERSION: Final = 1  # of estimates as JSON
@@ -109,7 +109,7 @@ class KernelEstimate:
 @document_options(KernelOptions)
 def kernel(
     kernel: str,
-    hardware: str | Hardware,
+    hardware: str | Hardware | Setting,
     sizes: Mapping[str, int | Sequence[int]],
     **options: Unpack[KernelOptions],
 ) -> tuple[KernelEstimate, ...]:
@@ -118,11 +118,13 @@ def kernel(
     kernel    a key of KINDS, such as "gemm"
     sizes     by name, as in KINDS; each a number or several
 
-    The options are as in analyze(); without `quant`, all is in 16 bits. Activations arrive in 16 bits, so the time to
-    quantize them counts.
+    A Setting may replace hardware and options, which are as in analyze(); without `quant`, all is in 16 bits.
+    Activations arrive in 16 bits, so the time to quantize them counts.
 
     Raises InputError if a size is missing, unknown or out of range, or the device is unknown.
     """
+    if isinstance(hardware, Setting):
+        _, hardware, options = opened(hardware, None, options, KernelOptions)
     arguments.check_types(kernel=kernel, hardware=hardware)
     values_by_option = arguments.with_defaults(options, KernelOptions)
     quant, library, profiles = values_by_option["quant"], values_by_option["library"], values_by_option["profiles"]

@@ -24,8 +24,9 @@ from ..options import FleetOptions, document_options
 from ..parallel import parallel
 from ..parallel.layout import Layout, Network
 from ..records import frozen
+from ..request import Request
 from ..rows import Rows
-from ..setting import whole_number
+from ..setting import Setting, opened, quant_text, single_device, whole_number
 from ..transforms.quantize import PUBLISHED
 from ..variants.changes import narrower
 from ..variants.evaluation import expect_together
@@ -158,7 +159,8 @@ class Choice(Rows):
 
 @document_options(FleetOptions)
 def choose(
-    model: str | Model,
+    model: str | Model | Setting,
+    request: Request | None = None,
     *,
     users: int = 1,
     prompt: int = 1024,
@@ -178,6 +180,7 @@ def choose(
 ) -> Choice:
     """Ranks devices for `users` who each send a prompt of `prompt` tokens at once and get `gen` tokens.
 
+    request      users, prompt and gen in one; a Setting may replace model and options, whose precision then counts
     quants       allowed precisions; a device is ranked by its best one; of the default ones, those that are narrower
                  than the published weights
     hardware     devices to choose from; None: shipped devices that are for sale, and those of the user's folder
@@ -197,6 +200,11 @@ def choose(
 
     Raises InputError if an argument is invalid or the model does not generate.
     """
+    if request is not None:
+        users, prompt, gen = request.batch, request.prompt, gen if request.gen is None else request.gen
+    if isinstance(model, Setting):
+        quants = (quant_text(model),) if quants is QUANTS else quants
+        model, _, options = opened(single_device(model), None, options, FleetOptions)
     ranking = arguments.enum_member("by", by, _RANKING_UNITS)
     limits = Limits(budget=budget, power=power, ttft_s=ttft, tpot_s=tpot, native=native)
     arguments.check_types(model=model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field, replace
 from functools import cached_property
 from itertools import product
@@ -23,8 +23,9 @@ from ..model_files import load_model
 from ..options import EngineOptions, FleetOptions, document_options, only
 from ..parallel.layout import ONE_DEVICE, Layout, parse_layout
 from ..records import frozen
+from ..request import Request
 from ..rows import Rows
-from ..setting import Setting, engine_inputs, engine_on, server_options, whole_number
+from ..setting import Setting, engine_inputs, engine_on, quant_text, server_options, whole_number
 from ..techniques import Technique, parse_techniques
 from ..transforms.quantize import PUBLISHED, unless_published
 from .breakdown import RESOURCES
@@ -192,8 +193,8 @@ class Comparison(Rows):
 
 @document_options(FleetOptions)
 def compare(
-    models: str | Model | Sequence[str | Model],
-    hardware: str | Hardware | Sequence[str | Hardware],
+    models: str | Model | Setting | Sequence[str | Model | Setting],
+    hardware: str | Hardware | Sequence[str | Hardware] | Request | None = None,
     *,
     quants: Sequence[str] = (PUBLISHED,),
     batch: int | str | Sequence[int] = 1,
@@ -205,6 +206,8 @@ def compare(
     **options: Unpack[FleetOptions],
 ) -> Comparison:
     """Every model in every precision on every device.
+
+    Also compare(settings, request), of Settings and a Request: one cell for each setting.
 
     quants        precisions as in analyze(), or "published"
     batch         concurrent sequences, one number or several; bottlenecks are those of the first. "max": the largest
@@ -221,6 +224,10 @@ def compare(
     a unit for the precision, links for the layout, kernels of the engine or the number that a what-if multiplies, or if
     its model cannot be laid out so or does not allow a technique.
     """
+    if isinstance(hardware, Request):
+        return _of_settings(arguments.as_list(models), hardware, years=years)
+    if hardware is None:
+        raise InputError("hardware must be given with models; or give Settings and a Request")
     at_largest_batch = isinstance(batch, str) and batch == MAX
     batches = (1,) if at_largest_batch else tuple(whole_number("batch", b) for b in arguments.as_numbers(batch))
     prompt, gen = whole_number("prompt", prompt), whole_number("gen", gen)
@@ -270,6 +277,36 @@ def compare(
         techniques=tuple(map(str, parsed_techniques)),
         hardware_set=tuple(all_options["hardware_set"]), library=library, engine=engine,
         profiles=tuple(dict.fromkeys(profile.name for profile in parsed_profiles)), cells=tuple(cells),
+    )  # fmt: skip
+
+
+def _of_settings(settings: Sequence[object], request: Request, *, years: float | None) -> Comparison:
+    """A cell for each setting.
+
+    Raises InputError if one is no Setting, or none can run the request.
+    """
+    work_cache, cells = WorkCache(), list[Cell]()
+    for setting in settings:
+        if not isinstance(setting, Setting):
+            raise InputError(f"models must be Settings before a Request; got {setting!r}")
+        numbers = request.of_model(setting.model)
+        lengths: dict[str, Any] = {"batches": (numbers.batch,), "prompt": numbers.prompt, "gen": numbers.gen or 0}
+        cells += cells_of(setting, quant_text(setting), [setting.hardware], work_cache, {}, **lengths)
+    if not cells:
+        raise InputError("models: nothing to compare")
+    if all(cell.obstacle in (LINK, LAYOUT, TECHNIQUE, WHAT_IF, ENGINE) for cell in cells):
+        raise InputError(cells[0].refused)
+
+    def shared(texts: Iterable[str]) -> str:
+        distinct = set(texts)
+        return distinct.pop() if len(distinct) == 1 else ""
+
+    return Comparison(
+        batches=cells[0].batches, prompt=cells[0].prompt, gen=cells[0].gen, years=years,
+        bound=all(cell.setting.bound for cell in cells), techniques=(), hardware_set=(),
+        library=shared("" if cell.setting.engine else cell.setting.library for cell in cells),
+        engine=shared(cell.setting.engine.name if cell.setting.engine else "" for cell in cells), profiles=(),
+        cells=tuple(cells),
     )  # fmt: skip
 
 

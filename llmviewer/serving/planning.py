@@ -25,7 +25,17 @@ from ..operators.linear import ExpertsLinear
 from ..options import FleetOptions, document_options
 from ..parallel.layout import Layout, parse_layout
 from ..parameters import KvLink, KvTransfer
-from ..setting import Setting, check_engine_options, engine_inputs, server_options, whole_number
+from ..request import Request
+from ..setting import (
+    Setting,
+    check_engine_options,
+    engine_inputs,
+    opened,
+    quant_text,
+    server_options,
+    single_device,
+    whole_number,
+)  # fmt: skip
 from ..techniques import parse_techniques
 from ..transforms.quantize import PUBLISHED, parse_quantization
 from ..variants.changes import narrower
@@ -49,7 +59,8 @@ _MAX_COMBINATIONS: Final = 300_000_000  # takes half a minute
 
 @document_options(FleetOptions)
 def plan(
-    model: str | Model,
+    model: str | Model | Setting,
+    request: Request | None = None,
     *,
     rate: float,
     ttft: float | str = inf,
@@ -75,6 +86,8 @@ def plan(
     """The cheapest way to serve `rate` requests per second within targets of TTFT and TPOT.
 
     ttft, tpot        targets [s], of the 90th percentile of the requests, or as text: "p99=0.5", "mean=500 ms"
+    request           prompt and gen in one; a Setting may replace model and options: its precision, layout and device
+                      are the only ones, unless quants, layouts or hardware are given
     prompt, gen       tokens of each request; requests arrive at random (Poisson)
     hardware          devices to choose from; None: shipped devices that are for sale, and those of the user's folder
     max_devices       maximum devices of all replicas together
@@ -98,6 +111,13 @@ def plan(
 
     Raises InputError if an argument is invalid.
     """
+    if request is not None:
+        prompt, gen = request.prompt, gen if request.gen is None else request.gen
+    if isinstance(model, Setting):
+        quants = (quant_text(model),) if quants is QUANTS else quants
+        layouts = (str(model.layout) if model.layout.devices > 1 else "",) if layouts is None else layouts
+        hardware = (model.hardware,) if hardware is None else hardware
+        model, _, options = opened(single_device(model), None, options, FleetOptions)
     arguments.check_numbers(rate=rate)
     goals = Goals.parse(ttft=ttft, tpot=tpot)
     arguments.check_positive(years=years)

@@ -22,7 +22,7 @@ from ..model import Model
 from ..options import SettingOptions, SweepOptions, document_options, only
 from ..parallel.layout import parse_layout
 from ..records import frozen
-from ..setting import Setting, changes_passes
+from ..setting import Setting, changes_passes, opened
 from ..techniques import parse_techniques
 from ..transforms.quantize import PUBLISHED, unless_published
 from ..variants.evaluation import Evaluation
@@ -77,9 +77,9 @@ class Sweep:
 
 @document_options(SweepOptions)
 def sweep(
-    model: str | Model,
-    hardware: str | Hardware,
-    over: Mapping[str, Sequence[int] | Sequence[str]],
+    model: str | Model | Setting,
+    hardware: str | Hardware | None = None,
+    over: Mapping[str, Sequence[int] | Sequence[str]] | None = None,
     *,
     progress: Callable[[int, int], object] = lambda finished_points, points: None,
     **options: Unpack[SweepOptions],
@@ -89,7 +89,7 @@ def sweep(
     The keys of `over` are axes: batch, prompt, gen, kv_len, images, quant, attention, layout, degrees of parallelism
     (tp, pp, ep, dp, cp; all their combinations are one axis of layouts), or a number of the device, such as
     "memory.bandwidth", with what-ifs such as "2x" as values. `progress` is called with the number of finished points,
-    and of all. The other arguments are as in analyze(), except:
+    and of all. A Setting may replace model, hardware and options. The other arguments are as in analyze(), except:
 
     gen       None: no generation is summed, and memory is for the prompt and one token; techniques that arrange passes
               need it
@@ -102,9 +102,9 @@ def sweep(
 
 
 def sweep_blocks(
-    model: str | Model,
-    hardware: str | Hardware,
-    over: Mapping[str, Sequence[int] | Sequence[str]],
+    model: str | Model | Setting,
+    hardware: str | Hardware | None = None,
+    over: Mapping[str, Sequence[int] | Sequence[str]] | None = None,
     *,
     block: int = _BLOCK,
     progress: Callable[[int, int], object] = lambda finished_points, points: None,
@@ -139,15 +139,18 @@ class _Grid:
     @classmethod
     def of(
         cls,
-        model: str | Model,
-        hardware: str | Hardware,
-        swept: Mapping[str, Sequence[int] | Sequence[str]],
+        model: str | Model | Setting,
+        hardware: str | Hardware | None,
+        swept: Mapping[str, Sequence[int] | Sequence[str]] | None,
         options_given: SweepOptions,
     ) -> Self:
         """The grid of arguments of sweep().
 
         Raises InputError if one is invalid.
         """
+        if swept is None:
+            raise InputError("over must be given: the axes of the sweep, such as over={'batch': [1, 8]}")
+        model, hardware, options_given = opened(model, hardware, options_given, SweepOptions)
         numbers: dict[str, int | None] = {name: _DEFAULTS.get(name) for name in NUMBERS}
         numbers |= {name: value for name, value in options_given.items() if name in NUMBERS}  # type: ignore[misc]
         expected = options_given.get("expected", False)

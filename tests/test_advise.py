@@ -275,7 +275,18 @@ def test_advice_is_what_the_engine_runs(deployed):
     }
     names |= {change.name for change, _ in deployed.refused}
     assert {"prefix-cache", "retrieval", "eagle", "KVfp8", "mtp"} <= names
-    assert not names & {"skeleton", "h2o", "sparsity", "linear-attention", "medusa", "fusion", "nvfp4", "W8A8"}
+    assert not names & {
+        "paged",
+        "chunked-prefill",
+        "skeleton",
+        "h2o",
+        "sparsity",
+        "linear-attention",
+        "medusa",
+        "fusion",
+        "nvfp4",
+        "W8A8",
+    }
     words = " ".join(REPORT.text(deployed).split())
     assert "No gain" not in words
     assert "Not possible here" not in words

@@ -93,8 +93,8 @@ class Fitting:
 class MachineFit(Rows):
     """The result of fit(), the largest models first.
 
-    engine      serving engine of memory and expected times; None: no kernels are known on the device, speeds are bounds,
-                and memory is what is physically possible
+    engine      serving engine of memory and expected times; None: no kernels are known on the device, so speeds
+                are bounds, and memory is what is physically possible
     chosen      whether the engine was not given
     too_large   shipped models that do not fit in any of the precisions, the smallest first
     too_slow    models that fit, but do not reach tokens_per_s in any of the precisions

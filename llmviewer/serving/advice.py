@@ -45,6 +45,7 @@ _MAX_CANDIDATE_CHANGES: Final = 8  # the best changes, at most two of a group, a
 _MAX_CHANGES_OF_GROUP: Final = 2
 _MAX_COMBINATIONS: Final = sum(comb(_MAX_CANDIDATE_CHANGES, count) for count in range(2, MAX_COMBINED_CHANGES + 1))
 _MAX_EXPECTED_COMBINATIONS: Final = 24  # those with the largest gains at the bound are evaluated by expected times
+_PAGED, _CHUNKED = "paged", "chunked-prefill"  # techniques that engines always run, and of whose size they decide
 _TIME_NAMES: Final = ("ttft_s", "tpot_s", "latency_s", "tokens_per_s")
 
 
@@ -247,8 +248,7 @@ def _deployed_changes(base: Evaluation, used: Sequence[str], *, max_devices: int
     yield from offloading(base)
     for change in further_techniques(used):
         (name,) = change.options["techniques"]
-        chunks = setting.engine is not None and name == "chunked-prefill"  # engines' schedulers decide on chunks
-        if name in deployed and not chunks:
+        if name in deployed and not (name == _PAGED or (setting.engine and name == _CHUNKED)):
             yield change
     if "speculative" in deployed and "speculative" not in used:
         yield from drafting(setting.model)

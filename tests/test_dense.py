@@ -501,3 +501,15 @@ def test_a_row_with_flags_that_contradict_each_other_or_are_unknown_is_an_error(
 
 def test_layers_of_a_family_with_windows_are_alike_where_the_window_is_null() -> None:
     assert layers(small(model_type="gemma2", sliding_window=None)) == {"layer": 8}
+
+
+def test_shared_layers_of_mobilellm_run_twice_and_are_held_once() -> None:
+    """With layer_sharing: the same parameters, a cache for each of six runs, and twice the OPs of layers."""
+    config: dict[str, Any] = {
+        "model_type": "mobilellm", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100, "share_embedding": True,
+    }  # fmt: skip
+    once, twice = (built(**config, layer_sharing=sharing) for sharing in (False, True))
+    assert once.parameters == twice.parameters == 100 * 64 + 3 * (64 * (2 * 64 + 2 * 32) + 3 * 64 * 128 + 2 * 64) + 64
+    assert twice.layers == 2 * once.layers == 6
+    assert kv_cache_bytes(twice, batch=1, context=100) == 2 * kv_cache_bytes(once, batch=1, context=100)

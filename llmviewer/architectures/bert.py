@@ -13,16 +13,15 @@ from typing import Final
 
 from ..documents import Section
 from ..graph import Graph
-from ..operators.base import Operator, Tensor
 from ..operators.masks import UncachedCausal
 from ..precision import Format
 from . import architecture
 from .blocks.attention import SelfAttention
-from .blocks.decoder import Layer, Residual
+from .blocks.decoder import Layer, Residual, SharedLayer
 from .blocks.encoder import Encoder, Head, bidirectional, task
 from .blocks.feed_forward import Mlp
 from .blocks.fields import labels_of, require_false
-from .blocks.parts import Parts, activation, heads_of, reused_weight
+from .blocks.parts import activation, heads_of
 from .t5 import TABLE, RelativeAttention
 
 _TASKS: Final = {
@@ -85,7 +84,7 @@ def build_albert(config: Section, fmt: Format) -> Graph:
     layer = _layer(config, act="gelu_new")
     group = [index * groups // count for index in range(count)]
     first = [index == 0 or group[index] != group[index - 1] for index in range(count)]
-    shared_layer = SharedLayer(**{f: getattr(layer, f) for f in ("mixer", "feed_forward", "residual")}, name="shared")
+    shared_layer = SharedLayer.of(layer)
     layers = [layer if owns else shared_layer for owns in first for _ in range(inner)]
     return encoder(config, fmt, pooler=True, layers=layers, embed_width=128, act="gelu_new")
 
@@ -98,13 +97,6 @@ def build_mpnet(config: Section, fmt: Format) -> Graph:
     layers = [replace(_layer(config, act="gelu"), mixer=mixer)] * config.count("num_hidden_layers")
     shapes = {TABLE: (buckets, config.integer("num_attention_heads"))}
     return encoder(config, fmt, pooler=True, types=0, layers=layers, shared_shapes=shapes)
-
-
-class SharedLayer(Layer):
-    """A layer that has the weights of one before it."""
-
-    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        return tuple(op.with_weights(reused_weight) for op in super().operators(parts, x))
 
 
 def encoder(

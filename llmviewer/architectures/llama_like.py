@@ -13,7 +13,7 @@ from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from .blocks.attention import SelfAttention
-from .blocks.decoder import FeedForward, Layer
+from .blocks.decoder import FeedForward, Layer, SharedLayer
 from .blocks.feed_forward import Mlp
 from .blocks.fields import (
     attention,
@@ -136,3 +136,15 @@ def build_apertus(config: Section, fmt: Format) -> Graph:
     if words and config.flag("tie_word_embeddings", default=False):
         raise config.error("output_vocab_size", "must be null where the head is the embedding")
     return decoder(config, layer, words=words).graph(fmt)
+
+
+@architecture("mobilellm")
+def build_mobilellm(config: Section, fmt: Format) -> Graph:
+    """LLaMA that may run each layer twice, with a cache for each run (arXiv:2402.14905, section 3.4)."""
+    act = activation(config, "hidden_act", "silu")
+    layer = Layer(
+        mixer=attention(config), feed_forward=Mlp(inner=config.integer("intermediate_size"), act=act, gated=True)
+    )
+    runs = [layer, SharedLayer.of(layer)] if config.flag("layer_sharing", default=False) else [layer]
+    tied = config.flag("share_embedding", default=config.flag("tie_word_embeddings", default=False))
+    return replace(decoder(config, runs * config.count("num_hidden_layers")), tied=tied).graph(fmt)

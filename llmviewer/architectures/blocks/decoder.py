@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from ...operators.linear import LMHead
 from ...precision import Format
 from ...records import frozen
 from .hyper_connections import HyperConnections
-from .parts import HIDDEN, NormKind, Parts, result, with_rows
+from .parts import HIDDEN, NormKind, Parts, result, reused_weight, with_rows
 
 
 class Mixer(Protocol):
@@ -119,6 +119,18 @@ def folded(parts: Parts, layers: Sequence[Layer], x: Tensor) -> list[Block]:
         )
         for layer, operators in operators_by_layer.items()
     ]
+
+
+class SharedLayer(Layer):
+    """A layer that has the weights of one before it."""
+
+    @classmethod
+    def of(cls, layer: Layer) -> SharedLayer:
+        """A layer like `layer`, with its weights."""
+        return cls(**{f.name: getattr(layer, f.name) for f in fields(Layer)} | {"name": "shared"})
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        return tuple(op.with_weights(reused_weight) for op in super().operators(parts, x))
 
 
 @frozen(kw_only=True)

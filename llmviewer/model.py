@@ -30,6 +30,7 @@ class Model:
 
     format       format of weights and activations, before quantization
     quantization published quantization, the default of an analysis
+    checkpoints  published checkpoints with other formats, by their quantization
     max_context  longest context; 0: unknown
     max_answer   longest context of the decoder, if it differs
     notes        notes for the report, such as config fields that were not read
@@ -51,6 +52,7 @@ class Model:
     source: str = ""
     notes: tuple[str, ...] = ()
     quantization: Quantization = UNQUANTIZED
+    checkpoints: tuple[Quantization, ...] = ()
     unsupported_quantization: str = ""
     with_prediction: Model | None = field(default=None, repr=False)
     unknown_prediction_layers: int = 0

@@ -32,7 +32,7 @@ from .memory import weight_bytes
 from .model import Model
 from .model_index import ModelFacts, index
 from .precision import BF16, FP16, FP32, Format
-from .transforms.quantize import UNQUANTIZED, Quantization
+from .transforms.quantize import UNQUANTIZED, Quantization, parse_quantization
 from .units import counted
 
 if TYPE_CHECKING:
@@ -392,19 +392,29 @@ def _from_yaml(path: Path) -> Model:
 
 def _of_description(file: Section, name: str) -> Model:
     """The model of a YAML file called `name`."""
-    file.only(("name", "title", "aliases", "source", "parameters", "config"))
+    file.only(("name", "title", "aliases", "source", "checkpoints", "parameters", "config"))
     if file.text("name") != name:
         raise file.error("name", f"must be the name of the file, {name}; got {file.text('name')!r}")
     source = file.section("source")
     source.only(("repository", "revision", "file", "note"))
     where = f"{source.text('repository')} {source.text('file')}"
-    return _from_config(
+    model = _from_config(
         file.section("config"),
         name=name,
         title=file.text("title"),
         aliases=file.texts("aliases"),
         source=where,
     )
+    checkpoints = tuple(map(_checkpoint, file.sections("checkpoints"))) if file.has("checkpoints") else ()
+    predicting = model.with_prediction and replace(model.with_prediction, checkpoints=checkpoints)
+    return replace(model, checkpoints=checkpoints, with_prediction=predicting) if checkpoints else model
+
+
+def _checkpoint(part: Section) -> Quantization:
+    """The formats of a published checkpoint."""
+    part.only(("repository", "note", "quant"))
+    part.text("repository")
+    return parse_quantization(part.text("quant"))
 
 
 def _from_config(

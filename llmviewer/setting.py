@@ -599,7 +599,9 @@ def _precision(quant: str | None, model: Model, engine: Engine | None, hardware:
 
     Raises InputError if the precision does not parse, or the engine does not run on the device.
     """
-    quantization = parse_quantization(quant).over(model.quantization) if quant else model.quantization
+    quantization = model.quantization
+    if quant:
+        quantization = parse_quantization(quant).as_in(model.checkpoints).over(model.quantization)
     if quantization != model.quantization:
         _check_groups(quantization, model)
     if engine is None or not engine.has_whole_passes:

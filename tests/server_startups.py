@@ -2,8 +2,7 @@
 
 Columns are options of a setting and what was logged: tokens of the KV cache of a rank, or its size where tokens were
 not logged. `half` says whether rules of engines/ were developed on a row, or it was held out: sources, not rows, were
-divided before anyone looked, and the other half was scored once. `unknown` is what the log leaves out. DeepSeek-R1 is
-nvidia/DeepSeek-R1-0528-NVFP4-v2, whose attention is in bf16 but for its output projection (its model card).
+divided before anyone looked, and the other half was scored once. `unknown` is what the log leaves out.
 """
 
 import csv

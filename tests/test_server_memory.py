@@ -163,6 +163,19 @@ def test_max_num_seqs_limits_requests_at_once():
     assert capacity(setting, 131072).limiter == "KV cache"
 
 
+def test_a_scheme_alone_is_that_of_the_published_checkpoint():
+    """61 layers: q_a 7168 x 1536, q_b 1536 x 24576, kv_a 7168 x 576, kv_b 512 x 32768 in bf16, not 4.5 bits."""
+    mixed, named = (Setting.of("deepseek-r1", "b200", tp=8, quant=q) for q in ("nvfp4KV8", "nvfp4KV8,o_proj=nvfp4"))
+    parts = ("q_a_proj", "q_b_proj", "kv_a_proj", "kv_b_proj")
+    assert str(mixed.quantization) == "nvfp4KV8, " + ", ".join(f"{part}=W16A16" for part in parts)
+    assert Setting.of("deepseek-r1", "b200", tp=8, quant=str(mixed.quantization)) == mixed
+    sizes = 7168 * 1536 + 1536 * 24576 / 8 + 7168 * 576 + 512 * 32768 / 8
+    grown = capacity(mixed).weight_bytes - capacity(named).weight_bytes
+    assert isclose(grown, 61 * sizes * (16 - 4.5) / 8, rel_tol=0.01)
+    other = Setting.of("deepseek-v3", "b200", tp=8, quant="nvfp4")
+    assert str(other.quantization) == "nvfp4"
+
+
 def test_versions_have_their_own_rules():
     older, newer = (find_engine("vllm", options=one.engine.options).memory for one in (
         Setting.of("gpt2", "l4", engine="vllm", engine_version="0.11"), Setting.of("gpt2", "l4", engine="vllm"),

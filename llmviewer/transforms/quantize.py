@@ -80,6 +80,17 @@ class Quantization:
             text=", ".join(texts),
         )
 
+    def as_in(self, checkpoints: Iterable[Quantization]) -> Quantization:
+        """The quantization with the parts that a checkpoint with the same scheme has in other formats.
+
+        It is unchanged if it names parts itself, or there is no such checkpoint.
+        """
+        operands = (self.scheme.weight, self.scheme.activation)
+        for one in checkpoints:
+            if not self.overrides and not self.mixture and operands == (one.scheme.weight, one.scheme.activation):
+                return replace(self, overrides=one.overrides)
+        return self
+
     def scheme_of(self, block: Block, op: Operator) -> Scheme:
         """The scheme for the weight and operands of `op`."""
         left = isinstance(op, Linear) and op.left_as_published

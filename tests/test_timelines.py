@@ -710,3 +710,15 @@ def test_the_expected_time_of_a_pass_is_that_of_its_launches(tmp_path, llama):
     ratio = separate.expected_s / total.expected_time_s
     assert separate.expected_low_s == pytest.approx(total.expected_low_s * ratio)
     assert separate.expected_high_s == pytest.approx(total.expected_high_s * ratio)
+
+
+def test_mixed_passes_whose_sequences_are_not_divided_are_of_no_phase(tmp_path, llama):
+    """SGLang's MIXED batches have one number for prompts and decodes."""
+    step = parse_step("step[MIXED bs=12 toks=530]", 1.0)
+    assert (step.phases, str(step)) == (("prefill", "decode"), "12 mixed sequences (530 tokens)")
+    path = written(tmp_path / "t.json", laid([LAYER]), steps=[("step[MIXED bs=12 toks=530]", 0)])
+    for phase in ("prefill", "decode", "mixed"):
+        with pytest.raises(
+            InputError, match=r"none of the 1 that the engine named .*: 12 mixed sequences \(530 tokens\)$"
+        ):
+            timeline(path, llama, phase=phase)

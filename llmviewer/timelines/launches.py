@@ -96,20 +96,22 @@ class EngineStep:
     """A pass named by the engine: vLLM `execute_context_0(0)_generation_8(8)`, SGLang `step[DECODE bs=8]`.
 
     prefills, decodes  its sequences by phase
+    undivided          whether `prefills` are sequences of both phases, which the name does not divide
     """
 
     start_s: float
     prefills: RecordedSequences
     decodes: RecordedSequences
+    undivided: bool = False
 
     @property
     def phases(self) -> tuple[str, ...]:
         """The phases of its sequences."""
-        return ("prefill",) * bool(self.prefills.number) + ("decode",) * bool(self.decodes.number)
+        return ("prefill",) * bool(self.prefills.number) + ("decode",) * bool(self.decodes.number or self.undivided)
 
     def __str__(self) -> str:
         """The work of the pass, such as "9 prompts (8,155 tokens) and 37 decodes"."""
-        named = (self.prefills, "prompt"), (self.decodes, "decode")
+        named = (self.prefills, "mixed sequence" if self.undivided else "prompt"), (self.decodes, "decode")
         return " and ".join(sequences.text(one) for sequences, one in named if sequences.number) or "no sequences"
 
 
@@ -257,6 +259,7 @@ def parse_step(name: str, start: float) -> EngineStep | None:
             start_s=start,
             prefills=no_sequences if decodes else sequences,
             decodes=sequences if decodes else no_sequences,
+            undivided=match["mode"] == "MIXED",
         )
     return None
 

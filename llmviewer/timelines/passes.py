@@ -412,9 +412,9 @@ def _named(steps: Sequence[EngineStep], phase: str) -> list[int]:
     Raises InputError if there are none, such as where all passes with prompts also decode.
     """
     phases = ("prefill", "decode") if phase == MIXED else (phase,)
-    places = [place for place, step in enumerate(steps) if step.phases == phases]
+    places = [place for place, step in enumerate(steps) if step.phases == phases and not step.undivided]
     if not places:
-        mixed = any(len(step.phases) > 1 for step in steps)
+        mixed = any(len(step.phases) > 1 and not step.undivided for step in steps)
         hint = "; --phase mixed compares those that prefill and decode" if mixed else ""
         description = "prefills and decodes" if phase == MIXED else f"is a {phase} alone"
         kinds = "; ".join(dict.fromkeys(map(str, steps[:_MAX_NAMED_PASSES])))

@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -30,13 +30,17 @@ from scipy import stats
 
 from llmviewer import hardware_names
 from llmviewer.expectation.calibrate import CrossValidatedFit, cross_validate, fit_kernel
-from llmviewer.expectation.device import find_device
+from llmviewer.expectation.device import Device, find_device
+from llmviewer.expectation.index import device_traits
 from llmviewer.expectation.profile import (
+    FEW_SHAPES,
     FOLDER,
+    OTHER_MEMORY,
     OTHER_VENDORS,
     SAME_VENDOR,
     SIBLINGS,
     SIMILARITY_CLASSES,
+    SPREADS,
     TRANSFERRED,
     Error,
     KernelFit,
@@ -45,11 +49,12 @@ from llmviewer.expectation.profile import (
     error_of,
     plain_error,
     to_yaml,
+    transfer_errors,
 )
 from llmviewer.expectation.profile import read as profile_of
 from llmviewer.expectation.residual import MIN_ROWS as LEAST_POINTS
 from llmviewer.expectation.rows import MeasuredRows, read
-from llmviewer.expectation.transfer import expect, select_fits, similarity_class
+from llmviewer.expectation.transfer import expect, is_sibling, select_fits, similarity_class, source_class
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "accuracy.md"
@@ -123,6 +128,8 @@ AGREEING = {"gemm": 87, "attention_decode": 80, "attention_prefill": 88}
 
 def main() -> None:
     """Fits measurements, writes their profiles and the page of accuracy; with --ours, of recorded tables only."""
+    if sys.argv[1] != "--ours":  # what fits to few shapes borrow
+        subprocess.run([sys.executable, str(ROOT / "benchmarks" / "few_shapes.py"), sys.argv[1]], check=True, cwd=ROOT)
     recorded_fits = list(_recorded_fits())
     ours = [each.kernel_fit for _, each in recorded_fits if _ships(each.kernel_fit)]
     stacks = {(kernel_fit.device, kernel_fit.implementation.library) for kernel_fit in ours}
@@ -154,21 +161,29 @@ def main() -> None:
         validated = [each for each in pool.map(cross_validate, groups, chunksize=4) if each]
         fits = [each.kernel_fit for each in validated]
         every = [*fits, *ours]
-        transfers = pool.starmap(_transfer, [(each.rows, every) for each in validated], chunksize=4)
+        transfers = [
+            pool.starmap(_transfer, [(each.rows, every, left_out) for each in validated], chunksize=4)
+            for left_out in (_device, _siblings, _memory)
+        ]
         sample_errors = pool.starmap(_sample_error, [(each, every) for each in _spread_stacks(validated)], chunksize=1)
         near = pool.map(
             _near, [each for each in _spread_stacks(validated) if len(each.rows) >= LEAST_POINTS], chunksize=1
         )
     for old in FOLDER.glob("*.yaml"):
-        old.unlink()
+        if old.name != SPREADS:
+            old.unlink()
     for place in stacks:
         sources[place].add(OURS)
     _write_profiles(every, sources)
-    moved = [(each.kernel_fit, *times) for each, times in zip(validated, transfers, strict=True) if times is not None]
-    _write_transferred(moved)
+    moved, without_siblings, across = (
+        [(each.kernel_fit, *times) for each, times in zip(validated, one, strict=True) if times] for one in transfers
+    )
+    every_way = _every_way(moved, without_siblings, across)
+    _write_transferred(every_way)
     subprocess.run([sys.executable, "-m", "llmviewer.expectation.index"], check=True, cwd=ROOT)
     sections = [
-        *_carried(moved),
+        *_carried(every_way),
+        *_few_shapes(fits),
         *_worth(sample_errors, near),
         *_scaling(validated),
         *_violations(groups),
@@ -177,6 +192,31 @@ def main() -> None:
     text = _document(fits, moved, [*sections, *WEAK.splitlines(), ""])
     PAGE.write_text(text, encoding="utf-8")
     subprocess.run([sys.executable, str(ROOT / "benchmarks" / "stand_ins.py"), str(folder)], check=True, cwd=ROOT)
+
+
+def _every_way(moved: list[Moved], without_siblings: list[Moved], across: list[Moved]) -> list[Moved]:
+    """Transfers between devices, also of devices with siblings from others, and to another kind of memory without all
+    devices that have it.
+    """
+    nearer = [m for m in moved if m[3] != OTHER_MEMORY]
+    same_vendor = {id(m[0]) for m in nearer if m[3] == SAME_VENDOR}
+    further_transfers = [m for m in without_siblings if m[3] == SAME_VENDOR and id(m[0]) not in same_vendor]
+    return [*nearer, *further_transfers, *(m for m in across if m[3] == OTHER_MEMORY)]
+
+
+def _device(kernel_fit: KernelFit, device: Device) -> bool:
+    """Whether a fit is of the device."""
+    return kernel_fit.device == device.name
+
+
+def _siblings(kernel_fit: KernelFit, device: Device) -> bool:
+    """Whether a fit is of the device or a sibling."""
+    return is_sibling(kernel_fit, device)
+
+
+def _memory(kernel_fit: KernelFit, device: Device) -> bool:
+    """Whether a fit is of a device with the same kind of memory."""
+    return device_traits(kernel_fit.device).stacked == device.stacked
 
 
 def _sends(rows: MeasuredRows, kernels: Any) -> MeasuredRows:
@@ -229,8 +269,11 @@ def _carried(moved: list[Moved]) -> list[str]:
         "## From siblings and from others",
         "",
         "The error on another device, by its nearest measured device: a sibling, with the same architecture and kind",
-        "of memory (H100 and H200; A100 with PCIe and with NVLink); another device of the same vendor; or one of",
-        "another vendor. Medians over fits with the worst in brackets, %. Each of the three has its own intervals;",
+        "of memory (H100 and H200; A100 with PCIe and with NVLink); another device of the same vendor; one of another",
+        "vendor; and for kernels that only move bytes, which devices with the same kind of memory run alike, one with",
+        "another (all devices with the own kind left out). Medians over fits with the worst in brackets, %. Each has",
+        "its own intervals; other kernels, libraries and types of one vendor are [stand-ins](#stand-ins). Devices with",
+        "siblings count among others of the same vendor too, without their siblings;",
         f"for siblings, and for types that fewer than {DEVICES} devices have, they are learned from all types of a",
         "family. `wide` is the upper end of the interval over the lower one, for kernels of 20 us or more.",
         "",
@@ -244,9 +287,9 @@ def _carried(moved: list[Moved]) -> list[str]:
         "",
         (
             "| family | fits | siblings | in 80 % | wide | fits | same vendor | in 80 % | wide "
-            "| fits | other vendor | in 80 % | wide |"
+            "| fits | other memory | in 80 % | wide | fits | other vendor | in 80 % | wide |"
         ),
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        f"|{'---|' * 17}",
     ]
     for kind in AIMS:
         texts = [
@@ -256,6 +299,31 @@ def _carried(moved: list[Moved]) -> list[str]:
             for transfers, error in _groups(kind, moved)
         ]
         lines.append(f"| {kind[0]}, {kind[1]} | {' | '.join(texts)} |")
+    return [*lines, ""]
+
+
+def _few_shapes(fits: list[KernelFit]) -> list[str]:
+    lines = [
+        "## Few shapes",
+        "",
+        "Written by `python benchmarks/few_shapes.py FOLDER`. Fits with more shape families than one or two, fitted to",
+        "so few of them, on the rows of all others; each fit counts equally, and `in 80 %` is learned from the other",
+        "fits. Stacks that have so few take this error and this interval. Collectives with two numbers of devices",
+        "have those of leaving out each of the two, as none has more than two.",
+        "",
+        "| family | fitted to | stacks that have so few | error, % | median, % | 10 to 90 % | in 80 %, % |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    errors = transfer_errors()
+    for name in TABLES:
+        for count, source in FEW_SHAPES.items():
+            number = sum(fit.family == name and fit.shape_families == count for fit in fits)
+            if error := errors.get((name, "all", source)):
+                numbers = f"{_percent(error.mape)} | {_percent(error.median)}"
+                lines.append(
+                    f"| {name} | {source} | {number} | {numbers} | {error.long[0]:.2f} to {error.long[1]:.2f} "
+                    f"| {100 * error.covered:.0f} |"
+                )
     return [*lines, ""]
 
 
@@ -414,16 +482,21 @@ def _recorded_section(recorded_fits: list[tuple[str, CrossValidatedFit]]) -> lis
     return [*lines, ""]
 
 
-def _transfer(rows: MeasuredRows, fits: list[KernelFit]) -> tuple[Any, Any, str] | None:
-    """Expected and measured, with what other devices say only, and how near the nearest of them is."""
+def _transfer(
+    rows: MeasuredRows, fits: list[KernelFit], left_out: Callable[[KernelFit, Device], bool]
+) -> tuple[Any, Any, str] | None:
+    """Expected and measured, with what the other fits say only, and how near the nearest of them is."""
     usable = rows.family.fittable(rows.shapes) & np.isfinite(rows.measured) & (rows.measured > 0)
     rows = rows.take(np.flatnonzero(usable)[:1500])
-    others = [e for e in fits if e.device != rows.device.name]
+    others = [e for e in fits if e.family == rows.family.name and not left_out(e, rows.device)]
     expectation = expect(rows.family.name, rows.shapes, rows.device, rows.implementation, others)
     if expectation.source.startswith("bound"):
         return None
     nearest, *_ = select_fits(rows.family.name, rows.device, rows.implementation, others).fits
-    return expectation.expected, rows.measured, similarity_class(nearest, rows.device)
+    near = similarity_class(nearest, rows.device)
+    if near != OTHER_VENDORS:  # few are of other vendors, most of them of other libraries
+        near = source_class(nearest, rows.device, rows.implementation)
+    return expectation.expected, rows.measured, near
 
 
 def _write_profiles(fits: list[KernelFit], sources: dict[tuple[str, str], set[str]]) -> None:
@@ -457,6 +530,8 @@ def _write_transferred(moved: list[Moved]) -> None:
         for m in transfers[SAME_VENDOR]:  # few are nearer, or further
             parts[m[0].implementation.attention_kind or m[0].implementation.dtype].append(m)
         for near, rows in transfers.items():
+            if not rows:
+                continue
             separate_parts = sorted(parts.items()) if near == SAME_VENDOR else []
             part_errors = {
                 part: _pooled(transferred) for part, transferred in separate_parts if _devices(transferred) >= DEVICES
@@ -573,7 +648,10 @@ def _document(fits: list[KernelFit], moved: list[Moved], sections: list[str]) ->
         "",
         "- **Held out**: three folds by shape family (weight shapes; head layouts; model shapes; widths; numbers of",
         "  devices). Each fold is expected from parameters fitted to the other two, and from their trend if that",
-        "  lowers the error by 3 %.",
+        "  lowers the error by 3 %. Of two families each is left out in turn.",
+        "- **Few shapes**: rows of one or two families do not say how far further ones are. The error and the interval",
+        "  of such a fit are [those of like kernels](#few-shapes) fitted to as many; `shapes` in the last tables and",
+        "  the source of an expected time say so.",
         "- **Other device**: all rows of a device, expected from the parameters of all other devices.",
         "- Errors are means of |expected / measured - 1|. Tables have medians over fits, with the worst in brackets.",
         "- `in 80 %` is the share of times within the 80 % interval, which is learned from other folds or other",
@@ -615,9 +693,9 @@ def _document(fits: list[KernelFit], moved: list[Moved], sections: list[str]) ->
     lines += ["## By fit", ""]
     far_by = {id(m[0]): _mape(m) for m in moved}
     for name in TABLES:
-        lines += [f"### {name}", "", ("| device | library | data type | kernel | rows | held out, % | median, % "
-                  "| under 20 us | over 20 us | in 80 %, % | other device, % |"),
-                  "|---|---|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+        lines += [f"### {name}", "", ("| device | library | data type | kernel | rows | shapes | held out, % "
+                  "| median, % | under 20 us | over 20 us | in 80 %, % | other device, % |"),
+                  "|---|---|---|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
         for e in sorted((e for e in fits if e.family == name), key=_place):
             h = e.held_out
             dtype = e.implementation.dtype + (
@@ -625,7 +703,8 @@ def _document(fits: list[KernelFit], moved: list[Moved], sections: list[str]) ->
             )
             numbers = (h.mape, h.median, h.mape_short, h.mape_long, h.covered, far_by.get(id(e), float("nan")))
             lines.append(
-                f"| {e.device} | {e.implementation.library} | {dtype} | {e.implementation.kernel} | {e.rows} | "
+                f"| {e.device} | {e.implementation.library} | {dtype} | {e.implementation.kernel} | {e.rows} "
+                f"| {e.shape_families or '3 or more'} | "
                 + " | ".join(_percent(n) for n in numbers) + " |"
             )  # fmt: skip
         lines.append("")

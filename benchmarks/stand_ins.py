@@ -65,7 +65,7 @@ from llmviewer.expectation.transfer import (
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "accuracy.md"
 TITLE = "## Stand-ins"
-NEXT = "## Fifty rows, and thousands"
+NEXT = "## Few shapes"
 TABLES = ("gemm", "attention_prefill", "attention_decode", "moe")  # of kernels that differ by library
 ROWS = 500  # of a stack
 MIN_ROWS = 40

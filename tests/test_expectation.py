@@ -628,6 +628,18 @@ def test_intervals_hold_80_percent_of_parts_that_differ():
     assert error.long[1] < 1.6
 
 
+def test_two_parts_that_are_off_in_opposite_directions_have_a_symmetric_interval():
+    """As two siblings, each expected from the other: an interval that holds both is not widened once more."""
+    random = np.random.default_rng(6)
+    part = np.repeat([0, 1], 1000)
+    expected = np.full(len(part), 1e-4)
+    measured = expected * np.exp(np.where(part == 0, 0.05, -0.05) + random.normal(0, 0.02, len(part)))
+    error = error_of(expected, measured, part)
+    assert error.long[0] == pytest.approx(1 / error.long[1])
+    inside = (measured > expected * error.long[0]) & (measured < expected * error.long[1])
+    assert 0.75 < np.mean(inside) < 0.85
+
+
 def test_intervals_count_a_part_of_few_rows_as_much_as_one_of_many():
     random = np.random.default_rng(5)
     part = np.concatenate([np.zeros(2000), np.repeat(np.arange(1, 9), 50)])

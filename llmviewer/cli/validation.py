@@ -138,7 +138,10 @@ def _fitting(groups: Iterable[MeasuredRows], unread: Counter[str], file: Path) -
 
 
 def _fitted(fit: KernelFit) -> str:
-    error = f"error {fit.held_out.mape:.1%} on held-out shapes"
+    from ..expectation.profile import FEW_SHAPES
+
+    few = f", as of kernels with {FEW_SHAPES[fit.shape_families]}" if fit.shape_families else ""
+    error = f"error {fit.held_out.mape:.1%} on held-out shapes{few}"
     return f"{_named(fit.device, fit.family, fit.implementation)}: {counted(fit.rows, 'row')}, {error}"
 
 

@@ -13,11 +13,11 @@ from ..errors import InputError
 from ..records import frozen
 from .families._family import Array, Features
 from .fitting import ParameterFit, best_of, fit_parameters, pick
-from .profile import KernelFit, Profile, error_of, sizes_of
+from .profile import FEW_SHAPES, KernelFit, Profile, error_of, sizes_of
 from .residual import MIN_ROWS as MIN_RESIDUAL_ROWS
 from .residual import FitResidual, points_of
 from .rows import MeasuredRows
-from .transfer import select_fits
+from .transfer import few_shapes_error, select_fits
 from .trend import MIN_ROWS as MIN_TREND_ROWS
 from .trend import Trend, trend_of
 
@@ -101,13 +101,14 @@ def cross_validate(
         for variant in rows.family.variants
         if rows.family.covers_variant(variant, rows.shapes)
     ])  # fmt: skip
-    plain = problem.held_out(folds)
     trend: Trend | bool | None = before[0].trend if before and len(rows) < _MIN_TREND_ROWS else None
     trend = bends and (trend or len(rows) >= MIN_TREND_ROWS)
-    bent = problem.held_out(folds, trend) if trend else plain
+    plain, bent = problem.held_out(folds, None, trend)
     if _error(bent, rows) > _MAX_TREND_ERROR_RATIO * _error(plain, rows):
         trend, bent = None, plain
     law = problem.law(order, trend)
+    error, count = error_of(bent, rows.measured, fold), _count(rows)
+    few = count if count in FEW_SHAPES else 0
     kernel_fit = KernelFit(
         device=rows.device.name,
         family=rows.family.name,
@@ -118,7 +119,8 @@ def cross_validate(
         version=rows.version,
         sizes=sizes_of(rows.family, rows.shapes),
         fit_mape=law.loss,
-        held_out=error_of(bent, rows.measured, fold),
+        held_out=few_shapes_error(rows.family.name, few, error) if few else error,
+        shape_families=few,
         trend=law.trend,
         residual=_residual(problem, order, law) if residual and len(rows) >= MIN_RESIDUAL_ROWS else None,
     )
@@ -126,13 +128,20 @@ def cross_validate(
 
 
 def _shuffled(rows: MeasuredRows, seed: int, folds: int = _FOLDS) -> tuple[Array, Array]:
-    """The rows in random order, and a fold for each: that of its shape family, if there are families enough."""
+    """The rows in random order, and a fold for each: that of its shape family, or a random one if there is only one
+    family.
+    """
     random = np.random.default_rng(seed)
     order = random.permutation(len(rows))
-    families = rows.shape_families()
-    if families.max() + 1 < folds:
+    count = _count(rows)
+    if count == 1:
         return order, order % folds
-    return order, random.permutation(int(families.max()) + 1)[families] % folds
+    return order, random.permutation(count)[rows.shape_families()] % folds
+
+
+def _count(rows: MeasuredRows) -> int:
+    """Number of shape families."""
+    return int(rows.shape_families().max()) + 1
 
 
 @frozen(kw_only=True)
@@ -177,21 +186,30 @@ class _Problem:
             rows.family, pick(features, fitted_rows), plain[fitted_rows], priors=self.priors, variant=self.variant
         )
         law = _Law(fit=fit, trend=given_trend, loss=fit.loss)
-        if not trend:
-            return law
-        if not given_trend:
-            law = replace(law, trend=trend_of(rows.family, rows.shapes, rows.measured / law.seconds(rows, features)))
-        return replace(law, loss=_error(law.seconds(rows, features), rows))
+        if given_trend:
+            return replace(law, loss=_error(law.seconds(rows, features), rows))
+        return self.bent(law, chosen) if trend else law
 
-    def held_out(self, folds: tuple[Array, Array], trend: Trend | bool | None = None) -> Array:
-        """Expected time of each row by a fit to the other folds. [s]"""
+    def bent(self, law: _Law, chosen: Array) -> _Law:
+        """Adds the trend of the residuals of a law on the rows `chosen` that it was fitted to."""
+        rows, features = self.rows.take(chosen), pick(self.features, chosen)
+        trend = trend_of(rows.family, rows.shapes, rows.measured / law.seconds(rows, features))
+        bent = replace(law, trend=trend)
+        return replace(bent, loss=_error(bent.seconds(rows, features), rows))
+
+    def held_out(self, folds: tuple[Array, Array], *trends: Trend | bool | None) -> tuple[Array, ...]:
+        """Expected time of each row by a fit to the other folds, for each choice of a trend. [s]"""
         order, fold = folds
-        expected = np.empty(len(self.rows))
+        expected = np.empty((len(trends), len(self.rows)))
         for number in np.unique(fold):
-            held_out_rows = np.flatnonzero(fold == number)
-            law = self.law(order[fold[order] != number], trend)
-            expected[held_out_rows] = law.seconds(self.rows.take(held_out_rows), pick(self.features, held_out_rows))
-        return np.maximum(expected, self.bound)
+            held_out_rows, others = np.flatnonzero(fold == number), order[fold[order] != number]
+            rows, features = self.rows.take(held_out_rows), pick(self.features, held_out_rows)
+            plain = self.law(others)
+            for place, trend in enumerate(trends):
+                law = self.bent(plain, others) if trend else plain
+                law = self.law(others, trend) if isinstance(trend, Trend) else law
+                expected[place, held_out_rows] = law.seconds(rows, features)
+        return tuple(np.maximum(expected, self.bound))
 
 
 def _chosen(problems: Sequence[_Problem]) -> _Problem:
@@ -203,7 +221,7 @@ def _chosen(problems: Sequence[_Problem]) -> _Problem:
     if len(problems) == 1:
         return problems[0]
     rows = problems[0].rows
-    count = int(rows.shape_families().max()) + 1
+    count = _count(rows)
     folds = _shuffled(rows, 1, count if _FOLDS <= count <= _MAX_SINGLE_FOLDS else _FOLDS)
     fits = {problem.variant: problem.law(folds[0][:_VARIANT_ROWS]).fit for problem in problems}
     nearest = sorted(fits.values(), key=lambda fit: fit.loss)[:_MAX_VARIANTS]
@@ -211,7 +229,7 @@ def _chosen(problems: Sequence[_Problem]) -> _Problem:
     for problem in problems:
         fit = fits[problem.variant]
         if fit in nearest:
-            tried.append(replace(fit, loss=fit.loss + _error(problem.held_out(folds), rows)))
+            tried.append(replace(fit, loss=fit.loss + _error(problem.held_out(folds, None)[0], rows)))
     best = best_of(tried).variant
     return next(problem for problem in problems if problem.variant == best)
 

@@ -85,6 +85,7 @@ def _entry(document: Mapping[str, Any]) -> KernelFit:
         variant=document.get("variant", ""),
         parameters=document["parameters"],
         rows=document["rows"],
+        shape_families=document.get("shape_families", 0),
         version=document.get("version", ""),
         sizes={name: (smallest, largest) for name, (smallest, largest) in document.get("sizes", {}).items()},
         fit_mape=document["fit_mape"],

@@ -29,8 +29,8 @@ SHORT_S: Final = 20e-6  # shorter kernels, dominated by launches and clocks, hav
 FOLDER: Final = data_dir("profiles")
 OPERATORS_FOLDER: Final = FOLDER / "operators"  # of operators that few models have (benchmarks/operators.py)
 _ENTRY: Final = (
-    "family", "dtype", "kv_dtype", "kernel", "variant", "parameters", "rows", "version", "sizes", "fit_mape",
-    "held_out", "trend", "residual",
+    "family", "dtype", "kv_dtype", "kernel", "variant", "parameters", "rows", "shape_families", "version", "sizes",
+    "fit_mape", "held_out", "trend", "residual",
 )  # fmt: skip
 _HELD_OUT: Final = ("mape", "median", "short", "long", "covered", "interval_short", "interval_long")
 
@@ -95,6 +95,8 @@ class Error:
 class KernelFit:
     """Fit of one kernel implementation on one device.
 
+    shape_families  number of measured shape families where they are few (FEW_SHAPES), so that what `held_out` says of
+                    others is borrowed from fits with more; 0 if they are many
     sizes     range of each size of measured shapes, per device
     trend     residuals that are smooth over shapes, if they lower held-out errors
     residual  remaining residuals, if there are many rows
@@ -109,6 +111,7 @@ class KernelFit:
     version: str
     fit_mape: float
     held_out: Error
+    shape_families: int = 0
     sizes: Mapping[str, tuple[float, float]] = field(default_factory=dict, repr=False)
     trend: Trend | None = None
     residual: FitResidual | None = None
@@ -119,11 +122,15 @@ class KernelFit:
         return tuple(map(int, re.findall(r"\d+", self.version.rpartition(", ")[2])))
 
     def beyond(self, shapes: Shapes) -> Array:
-        """Number of sizes outside the measured range, by shape."""
-        sizes = _profile_sizes(FAMILIES[self.family], shapes)
+        """Number of sizes outside the measured range, by shape; not those by which shape families differ if the fit is
+        of few of them, as `held_out` is of others then.
+        """
+        family = FAMILIES[self.family]
+        sizes = _profile_sizes(family, shapes)
         outside = [
             (sizes[name] < smallest * (1 - _SIZE_TOLERANCE)) | (sizes[name] > largest * (1 + _SIZE_TOLERANCE))
             for name, (smallest, largest) in self.sizes.items()
+            if not (self.shape_families and name in family.groups)
         ]
         return np.sum(outside, axis=0, dtype=int) if outside else np.zeros(1, dtype=int)
 
@@ -167,18 +174,20 @@ def error_of(expected: Array, measured: Array, part: Array) -> Error:
 
     Parts differ more than rows within one, and future rows are of yet another part. So intervals are widened or
     narrowed until 80 % of the times of a part lie within an interval learned from the other parts; parts count equally.
+    Where there are two, one is too fast as often as the other is too slow by it, so their intervals are symmetric.
     """
     ratio = measured / expected
     errors = np.abs(expected / measured - 1)
     brief = expected < SHORT_S
     _, place, count = np.unique(part, return_inverse=True, return_counts=True)
     weight = 1 / count[place.reshape(-1)]
+    mirrored = len(count) == 2
     powers = np.empty(len(ratio))
     parts = [(part == one, part != one if np.any(part != one) else part == one) for one in np.unique(part)]
     for in_part, others in parts:
         for length_class in (brief, ~brief):
             rows = in_part & length_class
-            powers[rows] = _distance(ratio[rows], _percentiles(ratio, length_class & others, others))
+            powers[rows] = _distance(ratio[rows], _percentiles(ratio, length_class & others, others, mirrored=mirrored))
     inside = np.zeros(len(ratio), dtype=bool)
     for in_part, others in parts:
         inside |= in_part & (powers <= coverage_quantile(powers[others], weight[others]))
@@ -189,8 +198,8 @@ def error_of(expected: Array, measured: Array, part: Array) -> Error:
         median=float(np.median(errors)),
         mape_short=mean(errors[brief]),
         mape_long=mean(errors[~brief]),
-        short=_widened(_percentiles(ratio, brief, brief | True), wider),
-        long=_widened(_percentiles(ratio, ~brief, brief | True), wider),
+        short=_widened(_percentiles(ratio, brief, brief | True, mirrored=mirrored), wider),
+        long=_widened(_percentiles(ratio, ~brief, brief | True, mirrored=mirrored), wider),
     )
 
 
@@ -227,11 +236,16 @@ def _log_half_widths(interval: tuple[float, float]) -> tuple[float, float]:
 _MIN_PERCENTILE_ROWS: Final = 30
 
 
-def _percentiles(ratio: Array, chosen: Array, instead: Array) -> tuple[float, float]:
-    """10th and 90th percentiles of the chosen ratios, of `instead` if they are few; 1 is always inside."""
+def _percentiles(ratio: Array, chosen: Array, instead: Array, *, mirrored: bool) -> tuple[float, float]:
+    """10th and 90th percentiles of the chosen ratios, of `instead` if they are few; 1 is always inside. Both sides
+    are the 80th percentile of distances from 1 if `mirrored`.
+    """
     ratios = ratio[chosen] if np.count_nonzero(chosen) >= _MIN_PERCENTILE_ROWS else ratio[instead]
     if not len(ratios):
         return 1.0, 1.0
+    if mirrored:
+        distance = float(np.exp(np.quantile(np.abs(np.log(ratios)), _COVERAGE)))
+        return 1 / distance, distance
     low, high = np.exp(np.quantile(np.log(ratios), (0.1, 0.9)))
     return float(min(low, 1)), float(max(high, 1))
 
@@ -268,6 +282,7 @@ def plain_entry(fit: KernelFit) -> dict[str, Any]:
         "variant": fit.variant,
         "parameters": {name: _rounded(value) for name, value in fit.parameters.items()},
         "rows": fit.rows,
+        "shape_families": fit.shape_families or "",
         "version": fit.version,
         "sizes": {name: [_rounded(end) for end in ends] for name, ends in fit.sizes.items()} or "",
         "fit_mape": _rounded(fit.fit_mape),
@@ -351,6 +366,7 @@ def _entry(section: Section, device: str, library: str) -> KernelFit:
         variant=variant,
         parameters=_parameters(section.section("parameters"), family.parameters_of(variant)),
         rows=section.integer("rows"),
+        shape_families=section.integer("shape_families", 0),
         version=section.text("version", ""),
         sizes=_sizes(section.section("sizes"), family) if "sizes" in section else {},
         fit_mape=section.number("fit_mape"),
@@ -450,9 +466,7 @@ def _pair(section: Section, key: str) -> tuple[float, float]:
 @cache
 def profiles() -> tuple[Profile, ...]:
     """Shipped profiles."""
-    return tuple(
-        profile for path in profile_files() if path.name not in (TRANSFERRED, STAND_INS) for profile in read(path)
-    )
+    return tuple(profile for path in profile_files() if path.name not in ERROR_FILES for profile in read(path))
 
 
 def profile_files() -> list[Path]:
@@ -468,14 +482,19 @@ def shipped() -> tuple[KernelFit, ...]:
 
 TRANSFERRED: Final = "transferred.yaml"
 STAND_INS: Final = "stand_ins.yaml"
+SPREADS: Final = "few_shapes.yaml"
+ERROR_FILES: Final = (TRANSFERRED, STAND_INS, SPREADS)
 SIBLINGS: Final = "siblings"
 SAME_VENDOR: Final = "same maker"
+OTHER_MEMORY: Final = "other memory"
 OTHER_VENDORS: Final = "others"
 SIMILARITY_CLASSES: Final = (
     SIBLINGS,
     SAME_VENDOR,
+    OTHER_MEMORY,
     OTHER_VENDORS,
 )  # of the nearest device that was measured, the nearest first
+FEW_SHAPES: Final[Mapping[int, str]] = {1: "one shape family", 2: "two shape families"}
 ANOTHER_KERNEL: Final = "another kernel"
 ANOTHER_LIBRARY: Final = "another library"
 ANOTHER_TYPE: Final = "another data type"
@@ -489,11 +508,13 @@ def transfer_errors() -> Mapping[tuple[str, str, str], Error]:
     source.
 
     Classes of devices are SIMILARITY_CLASSES: a sibling, of the same architecture and kind of memory; another device of
-    the same vendor; one of another vendor. Classes of stand-ins are another kernel of the library, another library and
-    another data type, on the device itself or, after the class of a device and a comma, on another. Further classes are
-    operators without a kernel, and sizes beyond those that a kernel was measured with.
+    the same vendor, for kernels that move bytes with the same kind of memory or another; one of another vendor. Classes
+    of stand-ins are another kernel of the library, another library and another data type, on the device itself or,
+    after the class of a device and a comma, on another. Further classes are operators without a kernel, sizes beyond
+    those that a kernel was measured with, and other shapes than the one or two families (FEW_SHAPES) that it was
+    measured with.
     """
-    files = [read_yaml(path).section("errors") for path in profile_files() if path.name in (TRANSFERRED, STAND_INS)]
+    files = [read_yaml(path).section("errors") for path in profile_files() if path.name in ERROR_FILES]
     return {
         (name, dtype, source_class): read_error(families.section(name).section(source_class).section(dtype))
         for families in files

@@ -141,7 +141,7 @@ def _cache_bandwidth(parameters: Parameters, scaling: _Scaling) -> Parameters:
     """Scales L2 bandwidth by the device files if both are of one vendor and state it; towards a later generation also
     by measured L2 reads (products on RTX 3090 do not confirm that for an earlier one). Otherwise L2 bandwidth is
     proportional to the cores within an architecture, and to the memory bandwidth across architectures with stacked
-    memory and of other vendors.
+    memory and of other vendors; for kernels that only move bytes, half of which are written, across all architectures.
     """
     if "lambda" not in parameters:
         return {}
@@ -151,8 +151,10 @@ def _cache_bandwidth(parameters: Parameters, scaling: _Scaling) -> Parameters:
         was, now = _l2_reads(source), _l2_reads(device)
     if scaling.same_vendor and was and now:
         return {"lambda": parameters["lambda"] * (source.bandwidth / was) / (device.bandwidth / now)}
-    with_memory = generation(source) != generation(device) and source.stacked == device.stacked
-    if with_memory and (device.stacked or not scaling.same_vendor):
+    if generation(source) != generation(device) and (
+        not scaling.family.multiplies_matrices
+        or (source.stacked == device.stacked and (device.stacked or not scaling.same_vendor))
+    ):
         return {}
     return {"lambda": parameters["lambda"] * (source.bandwidth / source.cores) / (device.bandwidth / device.cores)}
 

@@ -30,7 +30,9 @@ from .profile import (
     ANOTHER_LIBRARY,
     ANOTHER_TYPE,
     BEYOND_SIZES,
+    FEW_SHAPES,
     NO_KERNEL,
+    OTHER_MEMORY,
     OTHER_VENDORS,
     SAME_VENDOR,
     SIBLINGS,
@@ -45,9 +47,16 @@ from .trend import Trend
 
 _DEVICE_KINDS: Final = {"gpu": "GPU", "cpu": "CPU"}
 _MAX_EQUALLY_NEAR: Final = 5  # fits that are combined at most
-_TERMS_BEFORE_GENERATION: Final = 5  # terms of a distance before the number of generations
+_TERMS_BEFORE_GENERATION: Final = 6  # terms of a distance before the number of generations
 _WEIGHT_PER_GENERATION: Final = 0.5  # weight of a generation relative to one that is a step nearer
 _FALLBACK_OPERATION: Final = "add"
+# Words of kernel names that say which algorithm or code generator they are of, whatever the library and its version:
+# vLLM and SGLang both have Marlin's and FlashInfer's kernels, and rename them.
+_ALGORITHMS: Final = (
+    "marlin", "triton", "cutlass", "flashinfer", "trtllm", "deepgemm", "cutedsl", "fa2", "fa3", "fa4", "flash_attn",
+    "flash_attention", "xpu",
+)  # fmt: skip
+_OTHER_ALGORITHM: Final = 2.0  # distance of a kernel of no common algorithm, in those of another library
 _MIN_ROWS_PER_PARAMETER: Final = 6  # rows per parameter that a fit of another library or architecture needs
 # Transfers whose error was not measured: 80 % of times within a factor of two, no better than a guess.
 _UNMEASURED_ERROR: Final = Error(
@@ -160,6 +169,8 @@ def _fit_on_target(
             has_own_error = candidates is exact or first.family == "elementwise"
             error = first.held_out if has_own_error else _transfer_error(first.family, implementation, SIBLINGS)
             note = "" if candidates is exact else f" in {first.implementation.dtype}"
+            if first.shape_families:
+                note += f"; {FEW_SHAPES[first.shape_families]} measured"
             return FitSelection(fits=(first,), error=error, source=f"{CALIBRATED}{_measured_as(first)}{note}")
     return None
 
@@ -180,8 +191,26 @@ def _candidates(of_family: Sequence[KernelFit], device: Device, implementation: 
             )
             fits_in_type += [fit for fit in equal_cost if not _has_types(fit, implementation, dtype)]
         if fits_in_type:
-            return fits_in_type
+            return [*fits_in_type, *_of_another_cache(alike, fits_in_type, implementation, dtype)]
     return alike if alike and alike[0].family == "elementwise" else []
+
+
+def _of_another_cache(
+    alike: Sequence[KernelFit], in_type: Sequence[KernelFit], implementation: Implementation, dtype: str
+) -> list[KernelFit]:
+    """The same kernel of the library with a cache of another type, if none was measured with this one."""
+
+    def is_same_kernel(fit: KernelFit) -> bool:
+        measured = fit.implementation
+        return (measured.library, measured.kernel, measured.dtype) == (
+            implementation.library,
+            implementation.kernel,
+            dtype,
+        )
+
+    if not implementation.kv_dtype or any(map(is_same_kernel, in_type)):
+        return []
+    return [fit for fit in alike if is_same_kernel(fit) and fit not in in_type]
 
 
 def _nearest_candidates(
@@ -322,12 +351,26 @@ def _distance(fit: KernelFit, device: Device, implementation: Implementation) ->
         fit.implementation.kernel != implementation.kernel,
     )
     untuned = kernel and fit.variant in family.untuned_variants
+    other_memory, generations = near
     if _same_architecture(fit, device) or not family.multiplies_matrices:
-        return (vendor, int(weak), int(paced), 0, *near, library + kernel + untuned)
+        itself = not kernel and (not library or family.library_independent)
+        elsewhere = not itself or not is_sibling(fit, device)
+        unlike = library + kernel + untuned + _unlike_algorithms(fit, implementation)
+        return (vendor, int(weak), int(paced), 0, other_memory, int(elsewhere), generations, unlike)
     same_kernel = (
         family.rewritten_per_generation and _same_kernel_name(fit, implementation) and runs_same_code(fit, device)
     )
-    return (vendor, int(weak), int(paced), 1 - same_kernel, *near, (library or kernel) + untuned)
+    return (vendor, int(weak), int(paced), 1 - same_kernel, other_memory, 1, generations, (library or kernel) + untuned)
+
+
+def _unlike_algorithms(fit: KernelFit, implementation: Implementation) -> float:
+    """Penalty of a kernel by the algorithms that only one of the two names has: 0 if they are the same."""
+    if fit.implementation.kernel == implementation.kernel:
+        return 0.0
+    measured, query = (
+        {word for word in _ALGORITHMS if word in name} for name in (fit.implementation.kernel, implementation.kernel)
+    )
+    return _OTHER_ALGORITHM * (1 - len(measured & query) / max(len(measured | query), 1))
 
 
 def _same_kernel_name(fit: KernelFit, implementation: Implementation) -> bool:
@@ -399,15 +442,20 @@ def stand_in(fit: KernelFit, implementation: Implementation) -> str:
 
 
 def similarity_class(fit: KernelFit, device: Device) -> str:
-    """Similarity class of the source device: one of SIMILARITY_CLASSES."""
-    if is_sibling(fit, device):
-        return SIBLINGS
-    return SAME_VENDOR if device_traits(fit.device).vendor == device.vendor else OTHER_VENDORS
+    """Similarity class of the source device: one of SIMILARITY_CLASSES. Kernels that all devices with a kind of memory
+    run alike have no siblings, but another kind of memory is a class of its own.
+    """
+    other = device_traits(fit.device)
+    if other.vendor != device.vendor:
+        return OTHER_VENDORS
+    if not FAMILIES[fit.family].generation_dependent:
+        return SAME_VENDOR if other.stacked == device.stacked else OTHER_MEMORY
+    return SIBLINGS if is_sibling(fit, device) else SAME_VENDOR
 
 
 def _transfer_error(name: str, implementation: Implementation, source_class: str) -> Error:
     """Error of a class of sources, else of the next less similar class, by kind of attention or data type. The interval
-    of a stand-in on another device is at least as wide as that of the kernel itself there.
+    of a stand-in on another device is at least as wide as that of the kernel itself there, unless its own is known.
     """
     near, _, instead = source_class.rpartition(", ")
     if source_class in SIMILARITY_CLASSES:
@@ -419,7 +467,16 @@ def _transfer_error(name: str, implementation: Implementation, source_class: str
     classes = [", ".join(filter(None, (each, instead))) for each in classes_from_nearest if each != OTHER_VENDORS]
     keys = [(name, type_or_all, each) for each in (*classes, OTHER_VENDORS) for type_or_all in parts]
     error = next((errors[key] for key in keys if key in errors), _UNMEASURED_ERROR)
-    return error.or_wider(_transfer_error(name, implementation, near)) if near and instead else error
+    is_known = any((name, part, source_class) in errors for part in parts)
+    return error.or_wider(_transfer_error(name, implementation, near)) if near and instead and not is_known else error
+
+
+def few_shapes_error(family: str, count: int, own_error: Error) -> Error:
+    """Error on further shapes of a fit to one or two shape families: that of like kernels fitted to as many, as few
+    families do not say how far others are; `own_error` of a family of kernels without such.
+    """
+    borrowed = index().errors.get((family, "all", FEW_SHAPES[count]))
+    return borrowed or own_error
 
 
 def has_extrapolation_error(family: str) -> bool:

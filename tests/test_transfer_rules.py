@@ -1,0 +1,75 @@
+"""Measured kernels that stand in for one that was not measured: rules that left-out rows confirm."""
+
+from dataclasses import replace
+
+import pytest
+
+from llmviewer.expectation.device import find_device
+from llmviewer.expectation.families import Implementation
+from llmviewer.expectation.profile import shipped
+from llmviewer.expectation.scaling import scaled_parameters
+from llmviewer.expectation.transfer import select_fits, similarity_class
+
+H100 = find_device("h100-sxm")
+
+
+def fit_of(family, device, library, kernel, dtype="bf16", kv_dtype=""):
+    like = next(
+        fit
+        for fit in shipped()
+        if fit.family == family and fit.rows > 400 and not fit.implementation.kernel.endswith("encoder_noncausal")
+    )
+    implementation = Implementation(library=library, dtype=dtype, kv_dtype=kv_dtype, kernel=kernel)
+    return replace(like, device=device, implementation=implementation, variant=like.variant, shape_families=0)
+
+
+def chosen(asked, *fits):
+    """Device, library and kernel of the fits that `asked` is expected from on an H100."""
+    selection = select_fits(fits[0].family, H100, asked, fits)
+    return [(fit.device, fit.implementation.library, fit.implementation.kernel) for fit in selection.fits]
+
+
+def test_the_same_kernel_on_a_sibling_comes_before_another_library_on_the_device():
+    asked = Implementation(library="vllm", dtype="bf16", kernel="fused_moe")
+    own = fit_of("moe", "h100-sxm", "trtllm", "moe")
+    sibling = fit_of("moe", "h200-sxm", "vllm", "fused_moe")
+    assert chosen(asked, own, sibling) == [("h200-sxm", "vllm", "fused_moe")]
+
+
+def test_another_library_on_the_device_comes_before_the_kernel_on_a_device_that_is_no_sibling():
+    asked = Implementation(library="vllm", dtype="bf16", kernel="fused_moe")
+    own = fit_of("moe", "h100-sxm", "trtllm", "moe")
+    assert chosen(asked, own, fit_of("moe", "b200", "vllm", "fused_moe")) == [("h100-sxm", "trtllm", "moe")]
+
+
+@pytest.mark.parametrize("names", [("vllm_marlin_int4_moe", "vllm_triton_moe"), ("marlin_b", "cutlass_b")])
+def test_a_kernel_of_the_same_algorithm_comes_before_others(names):
+    asked = Implementation(library="vllm", dtype="int4_wo", kernel="vllm_marlin_moe")
+    fits = [fit_of("moe", "h100-sxm", "vllm", name, "int4_wo") for name in names]
+    assert chosen(asked, *fits) == chosen(asked, *reversed(fits)) == [("h100-sxm", "vllm", names[0])]
+    of_another = fit_of("moe", "h100-sxm", "sglang", "sglang_marlin_moe", "int4_wo")
+    assert chosen(asked, fits[1], of_another) == [("h100-sxm", "sglang", "sglang_marlin_moe")]
+
+
+def test_the_same_attention_kernel_with_another_cache_comes_before_another_kernel():
+    asked = Implementation(library="sglang", dtype="bf16", kv_dtype="fp8", kernel="trtllm_mha")
+    same = fit_of("attention_prefill", "h200-sxm", "sglang", "trtllm_mha", kv_dtype="bf16")
+    other = fit_of("attention_prefill", "h200-sxm", "sglang", "triton", kv_dtype="fp8")
+    assert chosen(asked, same, other) == [("h200-sxm", "sglang", "trtllm_mha")]
+    exact = fit_of("attention_prefill", "h200-sxm", "sglang", "trtllm_mha", kv_dtype="fp8")
+    assert select_fits("attention_prefill", H100, asked, [same, exact]).fits == (exact,)
+
+
+def test_devices_with_another_kind_of_memory_are_a_class_of_their_own_for_what_moves_bytes():
+    names = ("h200-sxm", "b200", "l40s", "mi300x")
+    for family, of_l40s in (("elementwise", "other memory"), ("gemm", "same maker")):
+        fit = next(fit for fit in shipped() if fit.family == family and fit.device == "h100-sxm")
+        near = [similarity_class(fit, find_device(name)) for name in names]
+        assert near[1:] == ["same maker", of_l40s, "others"]
+        assert near[0] == ("same maker" if family == "elementwise" else "siblings")
+
+
+def test_what_only_moves_bytes_reaches_the_same_multiple_of_memory_in_an_l2_cache_of_another_architecture():
+    moving = next(fit for fit in shipped() if fit.family == "elementwise" and fit.device == "h200-sxm")
+    scaled = scaled_parameters(find_device("rtx-pro-6000"), moving)
+    assert scaled["lambda"] == moving.parameters["lambda"]

@@ -175,7 +175,7 @@ def test_siblings_run_the_same_kernels():
     assert not is_sibling(sums, find_device("rtx-4090"))  # over another host
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.generation_dependent])
 def test_siblings_are_surer_than_others(name):
     near, far = (transfer_errors()[name, "all", near] for near in ("siblings", "same maker"))
     assert far.mape > near.mape

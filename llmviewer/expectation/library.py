@@ -73,17 +73,18 @@ class Library:
 
     @cached_property
     def default_libraries(self) -> tuple[str, ...]:
-        """Libraries that can be the default of the device; the first one is."""
+        """Libraries that can be the default of the device, that of most families of kernels first, and of several such
+        the one whose kernels with many measured shapes are known best.
+        """
         mine = [fit for fit in self.user_fits.values() if fit.device == self.hardware.name]
         device = self.device
         related = [] if self.fits_on_device or isinstance(device, str) else fits_on_nearest_devices(self.fits, device)
         families: dict[str, set[str]] = {}
         for fit in filter(_is_common, mine or self.fits_on_device or related):
             families.setdefault(fit.implementation.library, set()).add(fit.family)
+        known_fits = [fit for fit in self.fits if _is_common(fit) and not fit.shape_families]
         errors = {
-            name: np.mean(
-                [fit.held_out.mape for fit in self.fits if fit.implementation.library == name and _is_common(fit)]
-            )
+            name: np.median([fit.held_out.mape for fit in known_fits if fit.implementation.library == name] or [np.inf])
             for name in families
         }
         able = [name for name, measured_families in families.items() if mine or len(measured_families) >= _MIN_FAMILIES]

@@ -43,6 +43,6 @@ def test_no_name_in_the_glossary_stands_for_two_terms():
 
 def test_the_readme_counts_the_measurements_of_the_accuracy_tables():
     _, tables = text("accuracy.md").split("## By fit")
-    rows = [int(count) for count in re.findall(r"\|[^|]*\| (\d+) \|(?: [\d.-]+ \|){6}", tables)]
+    rows = [int(count) for count in re.findall(r"\|[^|]*\| (\d+) \| (?:\d|3 or more) \|(?: [\d.-]+ \|){6}", tables)]
     counted = f"{round(sum(rows), -3):,} public kernel measurements, in {len(rows)} combinations"
     assert counted in " ".join((ROOT / "README.md").read_text().split())

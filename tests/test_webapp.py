@@ -684,6 +684,20 @@ def test_what_is_expected_stands_beside_the_bound_with_its_interval_and_source()
     assert "survey accounting" in overview.sources(results.device_results(State(accounting="survey")))
 
 
+def test_a_node_of_the_network_shows_the_launches_of_its_own_block():
+    (found,) = results.device_results(State(model="deepseek-v3", on=("h200-sxm",), tp=8))
+    equal = [op for op in found.analysis.phases.decode.operators if op.name == "q_a_proj"]
+    assert len(equal) > 1
+    whole = inspector.operator_details(found, "decode", operator_id(equal[0]))
+    assert whole.title == f"q_a_proj \N{MULTIPLICATION SIGN} {sum(op.repeat for op in equal)}"
+    for op in equal:
+        own = inspector.operator_details(found, "decode", operator_id(op), of_block=True)
+        assert own.title == f"q_a_proj in {op.block} \N{MULTIPLICATION SIGN} {op.repeat}"
+        assert seconds(op.bound_time_s) in dict(own.times)[f"all {op.repeat} {LOWER_BOUND_SIGN}"]
+    alone = inspector.operator_details(found, "decode", "head.lm_head", of_block=True)
+    assert alone.title == "lm_head \N{MULTIPLICATION SIGN} 1"
+
+
 def test_what_would_help_an_operator_does():
     (found,) = results.device_results(State())
     one = inspector.operator_details(found, "decode", "layer.down_proj")

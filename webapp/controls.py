@@ -54,7 +54,7 @@ def panel(state: State) -> Component:
                      drop("on-file", "or drop device YAML files here", max_bytes=MAX_FILE_BYTES, multiple=True),
                      _numbers()),
             _control("phase", _radio("phase", PHASES, state.phase)),
-            *(_scaled(name, getattr(state, name)) for name in SLIDER_MAX_LOG2),
+            *(_scaled(name, getattr(state, name)) for name in ("batch", "prompt", "gen")),
             _control("quant", dcc.Input(id="quant", type="text", value="", debounce=True,
                                         placeholder="as published, or W4A16g128", spellCheck=False,
                                         list="known-precisions"),
@@ -137,6 +137,16 @@ def sweep_controls(state: State) -> Component:
 def step_controls() -> Component:
     """Switch of the decode step that everything below shows; hidden where nothing shows one."""
     return html.Div([_control("step", _radio("step", STEPS, FIRST)), _integer("context")], id="stepped")
+
+
+def serving_controls(state: State) -> Component:
+    """Targets above the serving curves; hidden on other tabs."""
+    percentiles = {name: name for name in ("p50", "p90", "p99")}
+    return html.Div(
+        [*(_scaled(name, getattr(state, name)) for name in ("ttft", "tpot")),
+         _control("within", _radio("within", percentiles, state.within))],
+        id="serving-targets", className="asked",
+    )  # fmt: skip
 
 
 def trace_controls() -> Component:

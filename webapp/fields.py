@@ -30,7 +30,13 @@ class Operand(NamedTuple):
 
 
 CONTROL_FIELDS: Final = (*CONTROLS, "set")  # fields of the state that have a control
-SLIDER_MAX_LOG2: Final = {"batch": 10, "prompt": 17, "gen": 14}  # the largest value of a slider is 2 to this power
+SLIDER_MAX_LOG2: Final = {
+    "batch": 10,
+    "prompt": 17,
+    "gen": 14,
+    "ttft": 14,
+    "tpot": 10,
+}  # the largest value of a slider is 2 to this power
 FILE_TYPES: Final = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "IQ3_M", "Q2_K")  # the most used ones of llama.cpp
 OPERANDS: Final = {  # by their letters in the notation of precisions, such as W4A16KV8
     "W": Operand(

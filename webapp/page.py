@@ -58,6 +58,7 @@ def layout() -> Component:
                     ], id="chosen"),
                 ], id="toolbar"),
                 controls.sweep_controls(defaults),
+                controls.serving_controls(defaults),
                 controls.trace_controls(),
                 timeline.result(),
                 controls.pin_controls(),

@@ -309,6 +309,14 @@ def _evaluation(inputs: State) -> Evaluation:
     return evaluation
 
 
+def setting_on(state: State, name: str) -> Setting:
+    """The setting of a state on one of its devices.
+
+    Raises InputError if it is impossible.
+    """
+    return _setting(_device_inputs(state, name))
+
+
 def _request(inputs: State, setting: Setting) -> Request:
     return Request(
         batch=inputs.batch,

@@ -158,7 +158,8 @@ def wait_until_loaded(page: Page) -> None:
     page.evaluate("delete window.lastRequest")
     page.wait_for_function(_NO_REQUESTS)
     page.wait_for_function(  # grids that are shown at all
-        "[...document.querySelectorAll('.grid')].every(one => !one.offsetParent || one.querySelector('.ag-root'))"
+        "[...document.querySelectorAll('.grid')].every(one => !one.offsetParent || one.querySelector('.ag-root')"
+        " || one.closest('details:not([open])'))"
     )
     page.wait_for_function(
         "[...document.querySelectorAll('.dash-graph')].every(one => one.querySelector('.xaxislayer-above'))"

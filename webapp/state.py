@@ -25,7 +25,7 @@ MAX_FILE_BYTES: Final = 1_000_000  # of an uploaded model or device
 MAX_FILES: Final = 16  # that a browser stores for a page
 MAX_LINK_CHARACTERS: Final = 3_800  # reverse proxies refuse requests of more than about 4000 characters
 FILE_PREFIX: Final = "file:"  # of the names of uploaded models and devices
-TABS: Final = ("overview", "network", "memory", "sweeps", "compare", "timeline", "validation", "glossary")
+TABS: Final = ("overview", "network", "memory", "sweeps", "serving", "compare", "timeline", "validation", "glossary")
 SWEEPS: Final = ("batch", "length", "figure-4", "figure-5", "figure-6", "figure-7", "figure-8")
 STEPS: Final = ("mean", "last")  # decode steps by name, beside the first one and that at a context
 MAX_PINS: Final = 6
@@ -243,6 +243,7 @@ class State:
     op       selected operator, as BLOCK.NAME; the one with the largest share of time if empty
     sweep    axis of the sweeps, or figure of "LLM Inference Unveiled" (arXiv:2402.16363)
     curves   one curve per device or per precision; `quants` are the precisions, those of the paper if empty
+    ttft, tpot  latency targets of serving [ms], that the percentile `within` of the requests meets
     pins     settings to compare with this one, each as pin_link() writes it
     passes   model passes in the trace, counted by its layers if 0
     stage    pipeline stage that the trace was recorded on, from 1; 0 without a pipeline
@@ -286,6 +287,9 @@ class State:
     sweep: str = _field(_words(*SWEEPS), "batch")
     curves: str = _field(_words("devices", "precisions"), "devices")
     quants: tuple[str, ...] = _field(List(kind=Text(), min_items=0, max_items=6), ())
+    ttft: int = _field(IntegerField(minimum=1, maximum=1_000_000), 2048)
+    tpot: int = _field(IntegerField(minimum=1, maximum=100_000), 64)
+    within: str = _field(_words("p50", "p90", "p99"), "p90")
     pins: tuple[str, ...] = _field(
         List(kind=Text(max_characters=_MAX_PIN_CHARACTERS), min_items=0, max_items=MAX_PINS), ()
     )
@@ -380,7 +384,7 @@ class State:
         """The state without fields that only select what is shown: equal inputs have equal results."""
         return replace(
             self, phase="decode", tab="overview", op="", sweep="batch", curves="devices", quants=(), pins=(), passes=0,
-            stage=0,
+            stage=0, ttft=2048, tpot=64, within="p90",
         )  # fmt: skip
 
     @property

@@ -78,6 +78,11 @@ CONTROLS: Final[Mapping[str, ControlWords]] = {
     "quants": ControlWords(
         "Precisions", "Of the curves, separated by semicolons. Default: those of arXiv:2402.16363.", "precision"
     ),
+    "ttft": ControlWords(
+        "TTFT target [ms]", "Longest time to first token of the requests within the percentile.", "TTFT"
+    ),
+    "tpot": ControlWords("TPOT target [ms]", "Longest time per output token of the same requests.", "TPOT"),
+    "within": ControlWords("Percentile", "Share of the requests that must be within the targets.", "goodput"),
     "pins": ControlWords(
         "Pinned", "Settings to compare with the current one; they are part of the link.", "comparison"
     ),

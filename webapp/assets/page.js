@@ -81,8 +81,50 @@ const selectOperator = (operator) => { // on narrow pages the inspector is below
   return operator;
 };
 const originalPlaces = new Map(); // of options, by value
+
+/* Points of the serving curves, by the link of their inputs: the server is asked for one after another. */
+const servingPoints = new Map();
+let servingStopped = null; // link of the curves that a user stopped
+const REDRAWN_EVERY = 5; // points: a curve
+const showServing = (link, total) => {
+  const points = servingPoints.get(link);
+  const bar = document.getElementById("serving-bar");
+  if (bar) bar.value = points.length / total;
+  const done = points.length >= total;
+  if (done || servingStopped === link || points.length % REDRAWN_EVERY === 0)
+    window.dash_clientside.set_props("serving-points", { data: JSON.stringify(points) });
+  window.dash_clientside.set_props("serving-stop", { disabled: done });
+  return `${points.length} of ${total} points${servingStopped === link && !done ? ", stopped" : ""}`;
+};
+const serving = {
+  startServing: (jobs) => {
+    if (!jobs) return window.dash_clientside.no_update;
+    const { link, total } = JSON.parse(jobs);
+    servingStopped = null;
+    if (!servingPoints.has(link)) servingPoints.set(link, []);
+    const points = servingPoints.get(link);
+    if (points.length) setTimeout(() => window.dash_clientside.set_props("serving-progress", { children: showServing(link, total) }), 0);
+    return points.length < total ? `${points.length}#${link}` : window.dash_clientside.no_update;
+  },
+  collectServing: (got, jobs) => {
+    if (!got || !jobs) return window.dash_clientside.no_update;
+    const { link, ...point } = JSON.parse(got);
+    const current = JSON.parse(jobs);
+    const points = servingPoints.get(link);
+    if (points && !points.some(({ place }) => place === point.place)) points.push(point);
+    if (link !== current.link) return window.dash_clientside.no_update;
+    if (points.length < current.total && servingStopped !== link)
+      window.dash_clientside.set_props("serving-ask", { data: `${points.length}#${link}` });
+    return showServing(link, current.total);
+  },
+  stopServing: (clicks) => {
+    if (clicks) servingStopped = [...servingPoints.keys()].at(-1);
+    return !!clicks;
+  },
+};
 window.dash_clientside = Object.assign({}, window.dash_clientside, {
   llmviewer: {
+    ...serving,
     point: (clicked) => selectOperator(clicked && clicked.points[0].customdata),
     row: (clicked) => selectOperator(clicked && clicked.rowId && clicked.rowId.slice(clicked.rowId.indexOf(" ") + 1)),
     node: (tapped) => selectOperator(tapped && tapped.parent && tapped.id),
@@ -131,7 +173,8 @@ for (const [namespace, bundle] of Object.entries(window.llmviewerBundles || {}))
       };
       const observer = new IntersectionObserver((entries) => entries.some((entry) => entry.isIntersecting) && load(), { rootMargin: "400px" });
       observer.observe(place.current);
-      const later = setTimeout(() => place.current?.offsetParent && load(), PREFETCH_DELAY_MS); // what is shown at all
+      const folded = () => place.current.closest("details:not([open])");
+      const later = setTimeout(() => place.current?.offsetParent && !folded() && load(), PREFETCH_DELAY_MS);
       return () => [observer.disconnect(), clearTimeout(later)];
     }, []);
     if (loaded.component) return React.createElement(loaded.component, props);
@@ -159,8 +202,32 @@ const ariaLabels = [ // components without a label, and the source of their labe
   ["[role=slider]:not([aria-label])", (thumb) => thumb.closest(".control")?.querySelector("label")?.textContent],
   ["input[type=file]:not([aria-label])", (input) => input.closest(".drop")?.textContent],
 ];
+const labelOf = (part) => part.closest(".control, #chosen, .tabs, .parts > div, details")?.querySelector("label[for], summary")?.textContent || "View";
+const repairRoles = () => { // of Dash components, in which a screen reader would find a list with inputs, or unnamed fields
+  for (const group of document.querySelectorAll(".dash-radioitems[role=listbox]")) {
+    group.setAttribute("role", "radiogroup");
+    group.setAttribute("aria-label", group.closest(".tabs") ? "View" : labelOf(group));
+  }
+  for (const option of document.querySelectorAll("[role=radiogroup] > [role=option]")) {
+    option.removeAttribute("role");
+    option.removeAttribute("aria-selected");
+  }
+  for (const target of document.querySelectorAll(".dash-dropdown-focus-target[aria-hidden]")) {
+    target.removeAttribute("aria-hidden");
+    target.setAttribute("aria-label", labelOf(target));
+  }
+  const several = document.querySelector("#on[aria-labelledby^='on-value-count']");
+  several?.setAttribute("aria-labelledby", "label-on on"); // all that is seen, in its order
+};
 let closed = false;
+let tabShown = "";
 new MutationObserver(() => {
+  repairRoles();
+  const tab = document.querySelector("#tab input:checked");
+  if (tab && tab.value !== tabShown) { // in a row that scrolls
+    tabShown = tab.value;
+    tab.closest("label")?.scrollIntoView({ inline: "center", block: "nearest" });
+  }
   for (const [selector, name] of ariaLabels)
     for (const part of document.querySelectorAll(selector)) part.setAttribute("aria-label", name(part) || "");
   const settings = document.getElementById("settings");

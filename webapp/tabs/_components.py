@@ -68,8 +68,15 @@ def table(lines: Sequence[Sequence[Any]], className: str = "") -> Component:  # 
                 ]) for line in rest
             ]),
         ]),
-        className=f"scroll {className}".rstrip(),
+        className=f"scroll {className}".rstrip(), tabIndex=0,
     )  # fmt: skip
+
+
+def long_table(lines: Sequence[Sequence[str]]) -> Component:
+    """A table of hundreds of cells as aligned text: browsers take seconds to lay out as many components."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return html.Div(html.Pre(text), className="scroll", tabIndex=0)
 
 
 def csv_download(name: str, lines: Sequence[Sequence[Any]]) -> dict[str, Any]:

@@ -54,8 +54,10 @@ def register(app: Dash) -> None:
 
     @app.callback(
         Output(_ELEMENT_ID, "children"), Input("op", "value"), State("asked", "data"), State("files", "data"),
+        State("tab", "value"),
     )  # fmt: skip
-    def show(op: str | None, link: str, files: list[list[str]]) -> Component:
+    def show(op: str | None, link: str, files: list[list[str]], tab: str) -> Component:
         state = shown_state(link, files)
         first, *others = device_results(state)
-        return content(operator_details(first, state.phase, op or ""), first.name if others else "")
+        details = operator_details(first, state.phase, op or "", of_block=tab == "network")  # a node is of one block
+        return content(details, first.name if others else "")

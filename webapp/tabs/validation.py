@@ -23,6 +23,7 @@ from ._components import (
     Tab,
     csv_download,
     figure_panel,
+    long_table,
     panel,
     register_clientside,
     table,
@@ -66,7 +67,7 @@ def show(results: tuple[DeviceResult, ...], _state: State) -> Component:
             html.P("Each measured device, predicted from all others: from siblings (same architecture and type of "
                    "memory) if there are any, else from the same vendor, else from other vendors.",
                    className="soft"),
-            table(validation.transfer_table()),
+            long_table(validation.transfer_table()),
         ])),
         _upload(),
         dcc.Download(id="measured-download"),

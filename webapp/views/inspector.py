@@ -50,13 +50,20 @@ class OperatorDetails:
     improvements: tuple[tuple[str, str, str], ...]
 
 
-def operator_details(device_result: DeviceResult, phase: str, op: str) -> OperatorDetails:
-    """Details of the operator `op`, as BLOCK.NAME; of the slowest operator if there is none."""
+def operator_details(device_result: DeviceResult, phase: str, op: str, *, of_block: bool = False) -> OperatorDetails:
+    """Details of the operator `op`, as BLOCK.NAME; of the slowest operator if there is none.
+
+    of_block  only of that block's launches, where equal operators of other blocks otherwise count too
+    """
     name = device_result.phase_name(phase)
     phase_result = device_result.phase(phase)
     rows = merged(phase_result)
     chosen = next((row for row in rows if any(operator_id(part) == op for part in row.parts)), None)
-    result = (chosen or max(rows, key=lambda row: row.total.share)).total
+    row_shown = chosen or max(rows, key=lambda row: row.total.share)
+    result, block = row_shown.total, ""
+    if of_block and len(row_shown.parts) > 1:
+        result = next((part for part in row_shown.parts if operator_id(part) == op), row_shown.parts[0])
+        block = f" in {result.block}"
     workload = pass_workload(device_result, phase)
     if result.kind == EXPOSED.kind:
         return _exposed_transfer_details(device_result, name, result, workload)
@@ -70,7 +77,7 @@ def operator_details(device_result: DeviceResult, phase: str, op: str) -> Operat
         ("activations", work.activation_bytes, "B"), ("KV cache", work.kv_bytes, "B"), ("links", work.link_bytes, "B"),
     )  # fmt: skip
     return OperatorDetails(
-        title=f"{result.name} \N{MULTIPLICATION SIGN} {result.repeat}",
+        title=f"{result.name}{block} \N{MULTIPLICATION SIGN} {result.repeat}",
         description=kind_of(result.kind).does,
         bound=result.bound,
         roofline_position=_roofline_position(device_result, result),

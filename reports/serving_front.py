@@ -1,0 +1,146 @@
+"""Throughput against the speed of a request on several devices and layouts, within targets, and its Pareto front."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isnan
+from typing import TYPE_CHECKING, Final
+
+from llmviewer.records import frozen
+from llmviewer.units import seconds
+
+from .tables import digits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import plotly.graph_objects as go
+
+PERCENTILES: Final = (50, 90, 99)  # of TTFT and TPOT over requests
+
+
+@frozen(kw_only=True)
+class Targets:
+    """Latency targets that a percentile of the requests meets. [s]"""
+
+    ttft_s: float
+    tpot_s: float
+    percentile: int
+
+
+@frozen(kw_only=True)
+class ClosedLoop:
+    """A closed loop of clients on a setting, at the bound or expected.
+
+    name     device and layout
+    place    identifies the loop; that of the bound and that of expected times have the same
+    basis    "bound" or "expected"
+    numbers  by name: speed and per_device [1/s], ttft_p99_s and others [s], usd_per_million, joules_per_token; nan if
+             unknown
+    """
+
+    name: str
+    place: int
+    basis: str
+    concurrency: int
+    numbers: Mapping[str, float]
+
+    def meets(self, targets: Targets) -> bool:
+        """Whether a percentile of its requests is within the targets."""
+        percentile = f"p{targets.percentile}_s"
+        return (
+            self.numbers[f"ttft_{percentile}"] <= targets.ttft_s
+            and self.numbers[f"tpot_{percentile}"] <= targets.tpot_s
+        )
+
+
+def likely(loops: Sequence[ClosedLoop]) -> list[ClosedLoop]:
+    """Expected loops, and those at the bound of settings where only bounds are known."""
+    expected = {one.name for one in loops if one.basis == "expected"}
+    return [one for one in loops if one.basis == "expected" or one.name not in expected]
+
+
+def front(loops: Sequence[ClosedLoop], targets: Targets) -> list[ClosedLoop]:
+    """Likely loops within the targets that no other one exceeds in speed and in throughput per device, by speed."""
+    within = [one for one in likely(loops) if one.meets(targets)]
+    ranked = sorted(within, key=lambda one: (-one.numbers["speed"], -one.numbers["per_device"]))
+    best: list[ClosedLoop] = []
+    for one in ranked:
+        if not best or one.numbers["per_device"] > best[-1].numbers["per_device"]:
+            best.append(one)
+    return best
+
+
+def front_lines(loops: Sequence[ClosedLoop], targets: Targets) -> list[tuple[str, ...]]:
+    """The Pareto front as a table: a line of heads, then one per loop."""
+    percentile = f"p{targets.percentile}"
+    heads = ("setting", "concurrency", "tok/s per request", "tok/s per device", f"TTFT {percentile}",
+             f"TPOT {percentile}", "USD per million", "J per token")  # fmt: skip
+    return [heads, *(_line(one, percentile) for one in front(loops, targets))]
+
+
+def _line(one: ClosedLoop, percentile: str) -> tuple[str, ...]:
+    numbers = one.numbers
+    return (
+        one.name if one.basis == "expected" else f"{one.name} (bound)",
+        f"{one.concurrency:,}",
+        *(_digits(numbers[key]) for key in ("speed", "per_device")),
+        *(seconds(numbers[f"{name}_{percentile}_s"]) for name in ("ttft", "tpot")),
+        *(_digits(numbers[key]) for key in ("usd_per_million", "joules_per_token")),
+    )
+
+
+def _digits(value: float) -> str:
+    return "-" if isnan(value) else digits(value)
+
+
+def figure(loops: Sequence[ClosedLoop], targets: Targets) -> go.Figure:
+    """Throughput per device against the speed of a request: a curve per setting, dotted at the bound.
+
+    Loops within the targets are filled, those on the Pareto front ringed; `customdata` has their places.
+    """
+    from .drawing import INK, PAPER, frame, lines
+
+    names = list(dict.fromkeys(one.name for one in loops))
+    chart = frame(
+        "Throughput against the speed of a request",
+        f"a point per concurrency, filled where p{targets.percentile} is within TTFT {seconds(targets.ttft_s)} and "
+        f"TPOT {seconds(targets.tpot_s)}; dotted: bounds; rings: Pareto front",
+        height=460,
+    )  # fmt: skip
+    for name, line in zip(names, lines(len(names)), strict=True):
+        for basis, dash in (("bound", "dot"), ("expected", "solid")):
+            points = [one for one in loops if (one.name, one.basis) == (name, basis)]
+            if points:
+                filled = [line["color"] if one.meets(targets) else PAPER for one in points]
+                chart.add_scatter(
+                    x=[one.numbers["speed"] for one in points], y=[one.numbers["per_device"] for one in points],
+                    name=name, legendgroup=name, showlegend=basis == "expected" or not _has_expected(loops, name),
+                    mode="lines+markers", line={"color": line["color"], "dash": dash, "width": 1.5},
+                    marker={"size": 8 if basis == "expected" else 5, "color": filled,
+                            "line": {"color": line["color"], "width": 1.5}},
+                    customdata=[one.place for one in points], hovertext=[_hover(one, targets) for one in points],
+                    hovertemplate="%{hovertext}<extra></extra>",
+                )  # fmt: skip
+    best = front(loops, targets)
+    if best:
+        chart.add_scatter(
+            x=[one.numbers["speed"] for one in best], y=[one.numbers["per_device"] for one in best], mode="markers",
+            name="Pareto front", hoverinfo="skip", marker={"symbol": "circle-open", "size": 15, "color": INK},
+        )  # fmt: skip
+    chart.update_xaxes(title_text="tok/s per request", rangemode="tozero", exponentformat="none")
+    chart.update_yaxes(title_text="tok/s per device", rangemode="tozero", exponentformat="none")
+    return chart
+
+
+def _has_expected(loops: Sequence[ClosedLoop], name: str) -> bool:
+    return any(one.name == name and one.basis == "expected" for one in loops)
+
+
+def _hover(one: ClosedLoop, targets: Targets) -> str:
+    _, concurrency, speed, rate, ttft, tpot, cost, energy = _line(one, f"p{targets.percentile}")
+    basis = "at the bound" if one.basis == "bound" else "expected"
+    return "<br>".join((
+        f"<b>{one.name}, concurrency {concurrency}</b>, {basis}", f"{speed} tok/s per request, {rate} per device",
+        f"p{targets.percentile}: TTFT {ttft}, TPOT {tpot}", f"USD {cost} per million tokens, {energy} J per token",
+    ))  # fmt: skip

@@ -27,6 +27,7 @@ WIDTHS: Final = {"desk": 1280, "phone": 400}
 _DARK_TAB: Final = "overview"  # taken in the dark color scheme too
 _PALETTE_SIZES: Final = (96, 48, 32, 24)  # the first one that makes the file small enough
 _MAX_FILE_BYTES: Final = 150_000
+_TIMEOUT_MS: Final = 120_000  # simulations of the serving tab take long on a busy machine
 _NO_REQUESTS: Final = """() => {
   const now = performance.now();
   const loading = document.querySelector('[data-dash-is-loading="true"]');
@@ -68,6 +69,7 @@ def take_screenshot(browser: Browser, url: str, file: Path, *, width: int, dark:
         viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light", reduced_motion="reduce"
     )
     page = context.new_page()
+    page.set_default_timeout(_TIMEOUT_MS)
     open_page(page, url)
     page.evaluate("window.scrollTo(0, document.body.scrollHeight)")  # figures outside the window may not be drawn
     page.wait_for_timeout(400)

@@ -15,9 +15,9 @@ TTFT is as the sources state it: medians of deepseek-r1, means of gpt-oss-120b. 
 the settings, by a hash of their names (`is_scored()`).
 
 The benchmark is as benchmarks/*.sh of github.com/SemiAnalysisAI/InferenceX run it, with its client. SGLang's chunks,
-and the decode steps after which it looks for requests, are those of its scripts (dsr1_*.sh there and in
-single_node/fixed_seq_len/: --chunked-prefill-size, --scheduler-recv-interval). The checkpoints in 4 bits have
-projections of attention in 16 bits (nvidia's model card of DeepSeek-R1-0528-FP4-v2).
+the decode steps after which it looks for requests, and memory fractions of all are those of its scripts (there and in
+single_node/fixed_seq_len/: --chunked-prefill-size, --scheduler-recv-interval, --mem-fraction-static and others). The
+checkpoints in 4 bits have projections of attention in 16 bits (nvidia's model card of DeepSeek-R1-0528-FP4-v2).
 """
 
 import csv
@@ -38,6 +38,7 @@ _PARTS = "chunked:2048"
 _CHUNKS = {"h200-sxm": 32768, "mi300x": 131072, "mi325x": 131072, "mi355x": 196608, "b200": 16384, "b300": 16384}
 _POLLED = ("b200", "b300")  # SGLang looks for requests after 30 decode steps there, or 10 with few clients
 _LEAST = 0.8  # of a length
+_FRACTIONS = {"vllm": 0.9, "tensorrt-llm": 0.85, "atom": None}  # of gpt-oss
 with (Path(__file__).parent / "inferencex.csv").open() as lines:
     _EVERY = list(csv.DictReader(lines))
 ROWS = [row for row in _EVERY if not row["drafted"]]
@@ -66,7 +67,7 @@ def found(row) -> Found:
 
 def _asked(row):
     return {
-        "quant": None if row["quant"] == "published" else row["quant"],
+        "quant": None if row["quant"] == "published" else row["quant"], "memory_fraction": memory_fraction(row),
         "engine": KERNELS.get(row["engine"], row["engine"]), "layout": row["layout"],
     }  # fmt: skip
 
@@ -103,6 +104,15 @@ def policy(row):
         tokens, few = (32768, few) if "tp=8" in row["layout"] else (8192, True)
     polled = f",poll={10 if few else 30}" if row["device"] in _POLLED else ""
     return f"prefill-chunks:{tokens}{polled}"
+
+
+def memory_fraction(row):
+    """The memory fraction of a result's server."""
+    if row["engine"] != "sglang":
+        return _FRACTIONS[row["engine"]] if row["model"] == "gpt-oss-120b" else {"tensorrt-llm": 0.8}.get(row["engine"])
+    if row["device"] == "b200" and "nvfp4" not in row["quant"]:
+        return 0.82 if "tp=8" in row["layout"] else 0.95
+    return 0.8 if row["device"].startswith("mi") else 0.82 if row["device"] == "h200-sxm" else 0.85
 
 
 def is_scored(row):

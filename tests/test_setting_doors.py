@@ -1,10 +1,21 @@
 """A Setting and a Request in place of names and options give the same result in every function that takes them."""
 
+import click
 import pytest
 
 import llmviewer
 from llmviewer import Request, Setting
+from llmviewer.cli import cli
 from llmviewer.errors import InputError
+from llmviewer.options import (
+    PARAMETERS,
+    FleetOptions,
+    ServedOptions,
+    SettingOptions,
+    SweepOptions,
+)  # fmt: skip
+from llmviewer.webapp.results import _setting
+from llmviewer.webapp.state import FIELD_TYPES, State
 
 ENGINE = {"quant": "fp8", "engine": "vllm"}
 REQUEST = Request(batch=4, prompt=512, gen=32)
@@ -76,3 +87,72 @@ def test_options_beside_a_setting_are_refused():
         llmviewer.choose(Setting.of("llama-3.1-8b", "l40s", offload="weights=0.5"))
     with pytest.raises(InputError, match="models must be Settings before a Request"):
         llmviewer.compare("llama-3.1-8b", REQUEST)
+
+
+# option: (value in Python, text on the command line and in a link, other options that it needs)
+SAMPLES = {
+    "quant": ("fp8", "fp8", {}),
+    "attention": ("eager", "eager", {}),
+    "accounting": ("survey", "survey", {}),
+    "expert_skew": (0.8, "0.8", {}),
+    "hardware_set": (["memory.bandwidth=2x"], "memory.bandwidth=2x", {}),
+    "library": ("vllm", "vllm", {}),
+    "engine": ("vllm", "vllm", {}),
+    "memory_fraction": (0.5, "0.5", {"engine": "vllm"}),
+    "max_num_seqs": (32, "32", {"engine": "vllm"}),
+    "max_num_batched_tokens": (4096, "4096", {"engine": "vllm"}),
+    "max_model_len": (8192, "8192", {"engine": "vllm"}),
+    "techniques": (["sparsity"], "sparsity", {}),
+    "tp": (2, "2", {}),
+    "pp": (2, "2", {}),
+    "dp": (2, "2", {}),
+    "offload": ("weights=0.5", "weights=0.5", {}),
+    "layout": ("tp=2", "tp=2", {}),
+    "bound": (True, None, {}),
+    "overlap": (True, None, {"tp": 2}),
+    "mla": ("absorbed", "absorbed", {}),
+    "engine_version": ("0.11", "0.11", {"engine": "vllm"}),
+    "cp": (2, "2", {}),
+    "collective": ("ring", "ring", {"tp": 2}),
+    "micro_batches": (4, "4", {"pp": 2}),
+    "offload_sync": (True, None, {"offload": "weights=0.5"}),
+}
+COMMANDS = {
+    "analyze": (SettingOptions, ["llama-3.1-8b", "h100-sxm"]),
+    "simulate": (ServedOptions, ["llama-3.1-8b", "h100-sxm"]),
+    "advise": (ServedOptions, ["llama-3.1-8b", "h100-sxm"]),
+    "compare": (FleetOptions, ["llama-3.1-8b", "h100-sxm"]),
+    "choose": (FleetOptions, ["llama-3.1-8b"]),
+    "plan": (FleetOptions, ["llama-3.1-8b", "--rate", "1"]),
+    "sweep": (SweepOptions, ["llama-3.1-8b", "h100-sxm", "--over", "batch=1,2"]),
+}
+
+
+def setting_of(**options):
+    return Setting.of("llama-3.1-8b", "h100-sxm", **options)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_option_gives_one_setting_on_the_command_line_and_in_python(name):
+    kind, arguments = COMMANDS[name]
+    command = cli.get_command(click.Context(cli), name)
+    for option in SAMPLES.keys() & kind.__annotations__.keys():
+        value, text, others = SAMPLES[option]
+        flag = PARAMETERS[option].flag or f"--{option.replace('_', '-')}"
+        context = command.make_context(name, [*arguments, flag, *([text] if text else [])])
+        assert setting_of(**{option: context.params[option]}, **others) == setting_of(**{option: value}, **others), flag
+        assert setting_of(**{option: value}, **others) != setting_of(**others), flag
+
+
+def test_an_option_gives_one_setting_in_a_link_and_in_python():
+    tried = 0
+    for option, (value, text, others) in SAMPLES.items():
+        key = PARAMETERS[option].link or option
+        if text and key in FIELD_TYPES:
+            written = f"h100-sxm:{text}" if option == "hardware_set" else text
+            needs = "".join(f"&{PARAMETERS[other].link or other}={needed}" for other, needed in others.items())
+            state, notices = State.of_link(f"model=llama-3.1-8b&on=h100-sxm&{key}={written}{needs}")
+            assert not notices
+            assert _setting(state) == setting_of(**{option: value}, **others), option
+            tried += 1
+    assert tried >= 14

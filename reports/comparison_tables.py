@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import isnan, nan
+from dataclasses import replace
+from math import inf, isnan, nan
 from typing import Final
 
 import numpy as np
@@ -14,6 +15,7 @@ from llmviewer.comparing.cells import Cell, ExpectedTimes
 from llmviewer.comparing.comparison import Comparison
 from llmviewer.comparing.crossings import Crossing
 from llmviewer.devices.hardware import Hardware
+from llmviewer.variants.memory_fixes import memory_fixes
 
 from .tables import DASH, Item, Table, digits, number_item, time_item
 
@@ -29,7 +31,9 @@ def tables(comparison: Comparison) -> list[Table]:
     cells = comparison.runnable
     phases = [phase for phase in ("prefill", "decode") if any(phase in cell.passes for cell in cells)]
     fitting = [cell for cell in cells if cell.fits.any()]
-    all_tables = [_times(comparison), _too_large(comparison), expectations(comparison, fitting), _largest(comparison)]
+    ranked = expectations(comparison, sorted(fitting, key=_latency_s) if not comparison.bound else fitting)
+    ranked = replace(ranked, title=f"{ranked.title}, the shortest latency first")
+    all_tables = [_too_large(comparison), ranked, _times(comparison), _largest(comparison)]
     all_tables += [_where(cells, phase, first_batch(comparison)) for phase in phases]
     all_tables.append(_sensitivities(cells))
     for phase, axis in (("prefill", "prompt"), ("prefill", "batch"), ("decode", "batch"), ("decode", "context")):
@@ -40,6 +44,12 @@ def tables(comparison: Comparison) -> list[Table]:
     alike = [name for name, column in zip(WHERE, texts, strict=True) if len(column) == 1]
     dropped = alike if len(cells) > 1 else [name for name in alike if name != "device"]  # a row has a name
     return [table.without_constants(*dropped) for table in all_tables if table.body]
+
+
+def _latency_s(cell: Cell) -> tuple[str, float]:
+    """Sort key of a setting that fits: its model, and its expected latency at the first batch that fits. [s]"""
+    expected = cell.result.expected
+    return cell.model.name, float(np.ravel(expected.latency_s)[int(np.argmax(cell.fits))]) if expected else inf
 
 
 def _without_batch(table: Table, comparison: Comparison) -> Table:
@@ -92,6 +102,7 @@ def _too_large(comparison: Comparison) -> Table:
             _gigabytes(capacity := cell.result.capacity_bytes),
             Item(text=f"{digits(ratio := needed_bytes / capacity)}x", key=ratio),
             Item(text=str(largest) if (largest := cell.largest.batch) else "none", key=largest),
+            Item(text=_what_fits(cell, batch)),
         )
         for cell in comparison.runnable
         for i, batch in enumerate(cell.batches)
@@ -101,11 +112,17 @@ def _too_large(comparison: Comparison) -> Table:
     table = Table(
         title="Does not fit",
         about=f"Memory{each} required and available. Tables of bounds below include these settings as if they fitted.",
-        head=(*WHERE, "batch", "needs", "has", "times", "largest batch"),
-        words=WHERE,
+        head=(*WHERE, "batch", "needs", "has", "times", "largest batch", "fits with"),
+        words=(*WHERE, "fits with"),
         body=body,
     )
     return _without_batch(table, comparison)
+
+
+def _what_fits(cell: Cell, batch: int) -> str:
+    """The first option with which a batch fits; "-" if none is known."""
+    fixes = memory_fixes(cell.result.changed(cell.setting, batch))
+    return fixes.found[0].typed if fixes and fixes.found else DASH.text
 
 
 def _gigabytes(value: float) -> Item:

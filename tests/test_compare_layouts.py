@@ -194,7 +194,9 @@ def test_where_nobody_can_be_laid_out_so_there_is_a_line():
 def test_what_does_not_fit_is_apart_from_times():
     found = compare("llama-3.1-70b", ["l40s", "h100-sxm"], layout=["tp=2"], batch=[1, 64])
     for text in (REPORT.text(found), REPORT.markdown(found)):
-        times, _, others = text.partition("Does not fit")
+        before, _, others = text.partition("Does not fit")
+        assert "tokens/s" not in before  # what does not fit comes first
+        times = others.partition("Time and memory")[2]
         assert "h100-sxm" in times
         assert "48.3" not in times  # nothing of the smaller one
         apart = [line.replace("|", " ").split() for line in others.splitlines() if " GB " in line][:3]
@@ -203,8 +205,8 @@ def test_what_does_not_fit_is_apart_from_times():
             ["l40s", "64", "89.3", "GB", "48.3", "GB", "1.85x"],
             ["h100-sxm", "64", "89.3", "GB", "85.5", "GB", "1.04x"],
         ]
-        assert apart[0][7:] == ["none"]
-        assert apart[2][7:] == [str(found.cells[1].largest.batch)]
+        assert apart[0][7:] == ["none", "--tp", "4"]
+        assert apart[2][7:] == [str(found.cells[1].largest.batch), "--tp", "4"]
     assert [row["fits"] for row in found.rows()] == [False, False, True, False]
     assert all(row["ttft_s"] > 0 for row in found.rows())
     assert "Does not fit" in REPORT.html(found)

@@ -157,7 +157,10 @@ def _time_lines(analysis: Analysis) -> list[Line]:
 
 
 def memory_lines(analysis: Analysis) -> list[Line]:
-    """Whether the request fits, with the parts of its memory, and the largest batch and context that fit."""
+    """Whether the request fits, with the parts of its memory, and the largest batch and context that fit.
+
+    Of a server, its own line has how many requests run at once.
+    """
     memory = analysis.memory
     offloaded = "".join(f"; {si(size)}B {where}" for where, size in _offloaded_bytes(analysis) if size)
     parts = (
@@ -166,10 +169,8 @@ def memory_lines(analysis: Analysis) -> list[Line]:
     )
     verdict = f"{'fits' if memory.fits else 'does not fit'}: {memory_verdict(analysis)}"
     texts = filter(None, (verdict, memory_fix(analysis), parts))
-    return [
-        Line("memory", "; ".join(texts), alarm=not memory.fits),
-        Line("largest that fits", _largest(analysis)),
-    ]
+    line = Line("memory", "; ".join(texts), alarm=not memory.fits)
+    return [line] if server_lines(analysis) else [line, Line("largest that fits", _largest(analysis))]
 
 
 def _offloaded_bytes(analysis: Analysis) -> tuple[tuple[str, float], ...]:

@@ -27,7 +27,7 @@ def headline(result: HostSplit) -> str:
     where = f"--on-host {best.on_host}" if best.layers else "all of it on the device"
     return (
         f"{title(result)}: {subject}. Fastest that fits: {where}, {_rate(best)}, "
-        f"{si(best.device_bytes)}B of {si(result.hardware.capacity)}B on the device, {si(best.host_bytes)}B of "
+        f"{si(best.device_bytes)}B of {si(best.evaluation.capacity_bytes)}B on the device, {si(best.host_bytes)}B of "
         f"{si(result.host.capacity)}B on the host."
     )
 

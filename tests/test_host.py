@@ -194,3 +194,13 @@ def test_analyze_expects_what_the_fit_does():
     (one,) = (p for p in make_cpus.measured()[:1])
     factors = make_cpus.fit([p for p in make_cpus.measured() if p.fitted])
     assert analysis.generation.expected_tpot_s == pytest.approx(one.expected_s(factors), rel=0.02)
+
+
+def test_what_would_fit_beside_a_host_is_said():
+    """Weights on the host are not fetched, whatever is offloaded besides."""
+    text = str(analyze("qwen3-30b-a3b", "rtx-2080", quant="Q4_K_M", host=CPU, on_host="experts=20"))
+    assert "does not fit" in text
+    both = setting(on_host="experts=10", offload="weights=0.5")
+    assert all(
+        not row.operator.transfers for row in rows(both) if row.operator.on_host and row.operator.kind != "transfer"
+    )

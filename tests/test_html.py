@@ -172,11 +172,10 @@ def test_the_foot_has_the_version_and_the_inputs(page):
     assert json.loads(words[-1]) == {
         "model": "llama-2-7b", "hardware": "rtx-a6000", "batch": 1, "prompt": 2048, "gen": 128, "kv_len": 2049,
         "images": 0, "quant": "as published", "attention": "flash", "accounting": "faithful", "mla": "auto",
-        "expert_skew": 0, "mtp": False, "layout": "", "devices": 1, "offload": "", "hardware_set": [],
-        "techniques": [], "library": "", "engine": "", "engine_version": "", "memory_fraction": None,
-            "max_num_seqs": None, "max_num_batched_tokens": None, "max_model_len": None, "profiles": [],
-            "batch_found": False,
-        "tpot_goal_s": None,
+        "expert_skew": 0, "mtp": False, "layout": "", "devices": 1, "offload": "", "host": "", "host_set": [],
+        "on_host": "", "hardware_set": [], "techniques": [], "library": "", "engine": "", "engine_version": "",
+        "memory_fraction": None, "max_num_seqs": None, "max_num_batched_tokens": None, "max_model_len": None,
+        "profiles": [], "batch_found": False, "tpot_goal_s": None,
     }  # fmt: skip
 
 

@@ -183,7 +183,7 @@ def _least_that_fits(point: Any, count: int) -> int:
     while low < high:
         middle = (low + high) // 2
         evaluation = point(middle).evaluation if middle <= count else None
-        if evaluation is None or evaluation.memory_bytes <= evaluation.setting.hardware.capacity:
+        if evaluation is None or evaluation.memory_bytes <= evaluation.capacity_bytes:
             high = middle
         else:
             low = middle + 1

@@ -199,7 +199,7 @@ def _moved(op: Operator) -> Operator:
     def tensor(t: Tensor) -> Tensor:
         return replace(t, offloaded=1.0) if t.role in RETAINED_ROLES else t
 
-    return replace(op.with_weights(weight).with_tensors(tensor), name=f"{op.name}@{HOST}", on_host=True)
+    return replace(op.with_weights(weight).with_tensors(tensor), name=f"{op.name}@{HOST}", transfers=(), on_host=True)
 
 
 def _transfer(name: str, size: Form, *, outward: bool) -> Operator:

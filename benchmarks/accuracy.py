@@ -637,6 +637,7 @@ def _document(fits: list[KernelFit], moved: list[Moved], sections: list[str]) ->
         "| only other devices | *other device*, and [by the nearest measured device](#from-siblings-and-from-others) |",
         "| another kernel, library or data type | [stand-ins](#stand-ins) |",
         "| a few rows of your own | [fifty rows](#fifty-rows-and-thousands) |",
+        "| the same rows, by simpler and by learned models | [baselines.md](baselines.md) |",
         "",
         "[Where it is weak, and why](#where-it-is-weak-and-why) names the kernels that are farthest off; [the last",
         "tables](#by-fit) have every fit. Whole servers are in [serving.md](serving.md#engines) and",

@@ -106,7 +106,7 @@ def _copies(shapes: Shapes, implementation: Implementation) -> tuple[Array, Arra
 def _remote_nodes(shapes: Shapes) -> Array:
     """Mean number of other nodes that a token is sent to."""
     nodes, topk, experts = (np.asarray(shapes[name], dtype=float) for name in ("nodes", "topk", "experts"))
-    return (nodes - 1) * (1 - _missed(experts, experts / nodes, topk))
+    return np.asarray((nodes - 1) * (1 - _missed(experts, experts / nodes, topk)))
 
 
 def _missed(experts: Array, part: Array, topk: Array) -> Array:

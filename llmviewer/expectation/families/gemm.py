@@ -110,6 +110,9 @@ _HALF_THROTTLED_S: Final = (
 # Rows up to which TensorRT-LLM multiplies on vector units (SMALL_M_FAST_PATH of its plugins), up to which it does so
 # with narrow weights where that is faster (checkTactic of its weight-only ones), and columns of a block of threads.
 _FEW_ROWS: Final = 4
+# Least time of torch's operators that quantize to fp8, of 8.3 to 10.1 us on Hopper and Blackwell (aiconfigurator's
+# computescale and scale_matrix of TensorRT-LLM 1.3, profiles/operators/*.trtllm.yaml).
+_TORCH_QUANTIZE_US: Final = 9.0
 BATCHED: Final = "bmm"  # kernels of products that are batched, such as by head
 _TRIED_ROWS: Final = 15
 _GEMV_COLUMNS: Final = 8
@@ -126,7 +129,7 @@ class Gemm(Family):
 
     name = "gemm"
     columns = ("M", "N", "K")
-    optional: ClassVar = {"loop": 0.0, "private": 0.0, "batch": 1.0}
+    optional: ClassVar = {"loop": 0.0, "private": 0.0, "batch": 1.0, "prequantized": 0.0}
     groups = ("N", "K", "batch")
     models_half_rate = True
     stable_tiling = True
@@ -251,6 +254,7 @@ class Gemm(Family):
             "reuse": reuse,
             "ideal": ((2 * m * n * k * batch) / full_rate).astype(np.float32),
             "reach": reach,
+            "quantizes": 1.0 - np.asarray(shapes.get("prequantized", np.zeros(len(m))), dtype=float),
             "quantized": (batch * m * k)[:, 0] * (2 + kind.activation) / device.bandwidth if kind.quantizes else None,
             "rows": (batch * m)[:, 0] / device.cores,
             "cache": device.l2,
@@ -307,7 +311,7 @@ class Gemm(Family):
         """Time with the quantization of activations before, if there is one. [s]"""
         f = features
         if f["quantized"] is not None:
-            time_s = time_s + (p["quantize_us"] + p["row_us"] * f["rows"]) * MICROSECOND
+            time_s = time_s + (f["quantizes"] * p["quantize_us"] + p["row_us"] * f["rows"]) * MICROSECOND
             cached = (1 - uncached) * (p["eta_x"] > 0)
             time_s = time_s + p["passes"] * f["quantized"] * (1 - cached + cached / p["lambda"])
         return np.asarray(time_s, dtype=float)
@@ -328,8 +332,15 @@ class Gemm(Family):
             is_few_rows, tried, *_ = features["gemv"].T
             gemv_us = p["gemv_us"] + p["gemv_tau_us"]
             start = np.where(is_few_rows, gemv_us, np.where(tried, np.minimum(gemv_us, start), start))
-        quantizes = features["quantized"] is not None
+        quantizes = features["quantizes"] if features["quantized"] is not None else 0.0
         return (start + quantizes * p["quantize_us"]) * MICROSECOND
+
+    def default_parameters(self, implementation: Implementation, device: Device) -> dict[str, float]:
+        """Tables of TensorRT-LLM include launches of torch's operators, which quantize before each product."""
+        quantized_by_torch = implementation.library == "trtllm" and implementation.dtype in ("fp8", "fp8_static")
+        return super().default_parameters(implementation, device) | (
+            {"quantize_us": _TORCH_QUANTIZE_US} if quantized_by_torch else {}
+        )
 
     def covers_variant(self, variant: str, shapes: Shapes) -> bool:
         return "gemv" not in variant.split() or bool(np.any(np.asarray(shapes["M"]) <= _FEW_ROWS))

@@ -16,6 +16,7 @@ from ...operators.attention import QK, SV, FlashAttention, Indexer, Softmax
 from ...operators.base import Operator
 from ...operators.block_sparse import BlockIndexer
 from ...operators.collectives import Collective
+from ...operators.elementwise import Quantize
 from ...operators.hyper_connections import StreamsIn
 from ...operators.kinds import kind_of
 from ...operators.masks import Bidirectional, Causal, Cross
@@ -30,7 +31,7 @@ from ._experts import experts, moe
 from ._kernel import KernelSequence, LibraryKernel, Sending
 from ._layers import attention_layer, attention_layers
 from ._movers import hyper_connection, mover, unmeasured
-from ._products import UNMERGED_LIBRARIES, gemm, products
+from ._products import PREQUANTIZED_LIBRARIES, UNMERGED_LIBRARIES, gemm, products
 from ._scans import convolution, scan
 from ._whole import AMOUNTS, WHOLE_PASS_LIBRARIES, by_amounts
 from ._work import LaunchWork, stream_of
@@ -163,6 +164,8 @@ def _plain_kernels(op: Operator, work: LaunchWork) -> Iterator[LibraryKernel]:
         yield from (scores(op, work.part(spans), work) for spans in work.groups)
     elif isinstance(op, CausalConv):
         yield from convolution(op, work)
+    elif isinstance(op, Quantize) and work.library in PREQUANTIZED_LIBRARIES:
+        yield mover(op, work, name="quantize_static", dtype="fp8")
     elif op.kind == StreamsIn.kind:
         yield hyper_connection(op, work)
     elif isinstance(op, Softmax) or kind_of(op.kind).measured:

@@ -24,6 +24,11 @@ from ._kernel import KernelSequence, LibraryKernel
 from ._work import LaunchWork
 
 UNMERGED_LIBRARIES: Final = ("cublas", "pytorch", "pytorch-cpu")  # libraries that launch every operator separately
+# Products whose activations come quantized, by static scales, from the norm, activation or all-reduce before them: of
+# TensorRT-LLM (RESIDUAL_RMS_NORM_QUANT_FP8 of its cpp/tensorrt_llm/thop/allreduceOp.cpp). They keep the time of its
+# bytes, but launch nothing for it; other libraries launch a quantization before each product, as tables do.
+_PREQUANTIZED: Final = {"trtllm": ("fp8", "fp8_static")}
+PREQUANTIZED_LIBRARIES: Final = tuple(_PREQUANTIZED)
 _GGUF_TYPE: Final = re.compile(r"[it]?q(\d)_\w+")
 
 
@@ -42,7 +47,8 @@ def products(works: Mapping[int, LaunchWork]) -> list[tuple[int, ...]]:
         elif linears := _linears(op):
             first = linears[0]
             dtype = product(first, work.half)
-            before = waiting if waiting and _reads(op, works[waiting[0]].op) and kernel_type(dtype).quantizes else []
+            converts = kernel_type(dtype).quantizes and not _is_prequantized(work.library, dtype)
+            before = waiting if waiting and _reads(op, works[waiting[0]].op) and converts else []
             key = (first.inputs[0].name, dtype, type(op), work.stream)
             if key in alike and _plain(op):
                 alike[key].append(place)
@@ -53,6 +59,10 @@ def products(works: Mapping[int, LaunchWork]) -> list[tuple[int, ...]]:
         elif isinstance(op, Attention) or kind_of(op.kind).group is OperatorGroup.STATE:
             alike.clear()
     return [tuple(group) for group in groups]
+
+
+def _is_prequantized(library: str, dtype: str) -> bool:
+    return dtype in _PREQUANTIZED.get(library, ())
 
 
 def _linears(op: Operator) -> tuple[Linear, ...]:
@@ -110,7 +120,8 @@ def gemm(members: tuple[int, ...], works: Mapping[int, LaunchWork]) -> KernelSeq
             LibraryKernel(
                 family="gemm",
                 implementation=Implementation(library=work.library, dtype=dtype, kernel=BATCHED if batch > 1 else ""),
-                shapes={"M": rows, "N": n, "K": depth, "batch": batch},
+                shapes={"M": rows, "N": n, "K": depth, "batch": batch}
+                | ({"prequantized": 1.0} if _is_prequantized(work.library, dtype) else {}),
             )
             for dtype, n in columns.items()
         ),

@@ -153,7 +153,7 @@ EXPERTS = {
 MESSAGE = {
     "gpu": "H100-SXM-80GB", "framework": "nccl", "dtype": "fp16", "op": "all_reduce", "num_gpus": 8, "bytes": 1e6,
 }  # fmt: skip
-SWITCHES = "causal, gated, private, eager must be 0 or 1"
+SWITCHES = "causal, gated, private, prequantized, eager must be 0 or 1"
 FROM_NONE = "window, reached, loop must be 0 or more"
 
 

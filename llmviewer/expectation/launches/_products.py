@@ -114,14 +114,18 @@ def gemm(members: tuple[int, ...], works: Mapping[int, LaunchWork]) -> KernelSeq
     for op, _ in linears:
         dtype = product(op, work.half)
         columns[dtype] = columns.get(dtype, 0) + _shape(original_linear(op))[1]
+
+    def shapes(n: float, dtype: str) -> dict[str, Num]:
+        sizes: dict[str, Num] = {"M": rows, "N": n, "K": depth, "batch": batch}
+        return sizes | {"prequantized": 1.0} if _is_prequantized(work.library, dtype) else sizes
+
     return KernelSequence(
         members=members,
         kernels=tuple(
             LibraryKernel(
                 family="gemm",
                 implementation=Implementation(library=work.library, dtype=dtype, kernel=BATCHED if batch > 1 else ""),
-                shapes={"M": rows, "N": n, "K": depth, "batch": batch}
-                | ({"prequantized": 1.0} if _is_prequantized(work.library, dtype) else {}),
+                shapes=shapes(n, dtype),
             )
             for dtype, n in columns.items()
         ),

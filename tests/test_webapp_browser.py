@@ -272,6 +272,8 @@ def test_nothing_is_wider_than_the_page(page, server, pins):
         page.set_viewport_size({"width": 400, "height": 900})
         page.check(f"#tab input[value={tab}]", force=True)
         page.wait_for_function("tab => tab === 'overview' || location.search.includes(`tab=${tab}`)", arg=tab)
+        if tab == "serving":
+            page.click("#serving-stop")  # widths need no points
         wait_until_loaded(page)
         for width in (400, 1280):
             page.set_viewport_size({"width": width, "height": 900})
@@ -640,3 +642,49 @@ def test_results_of_earlier_settings_are_dimmed_while_the_server_works_fails_or_
     with serving(port=int(url.rsplit(":", 1)[1].strip("/"))):
         recover(7)
     context.close()
+
+
+def test_a_decode_step_is_chosen_and_everything_follows(page, server):
+    open_page(page, server)
+    page.check("#step input[value=mean]", force=True)
+    page.wait_for_function("document.querySelector('#verdict > summary').innerText.includes('mean step')")
+    wait_until_loaded(page)
+    step = analyze("llama-3.1-8b", "h100-sxm", kv_len=1088).phases.decode
+    assert "step=mean" in page.url
+    assert f"mean step ≥ {seconds(step.time_s)}" in page.inner_text("#verdict > summary")
+    assert cards(page)["mean step"] == seconds(step.time_s)
+    assert f"{seconds(step.time_s)} and" in page.inner_text(".picture:has(#times) figcaption")
+    fill(page, "gen", "1000")
+    assert cards(page)["mean step"] == seconds(analyze("llama-3.1-8b", "h100-sxm", kv_len=1524).phases.decode.time_s)
+
+
+def test_a_pasted_config_is_a_model_under_its_own_name(page, server):
+    config = {
+        "model_type": "llama", "torch_dtype": "bfloat16", "hidden_size": 2048, "intermediate_size": 8192,
+        "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+        "tie_word_embeddings": True, "hidden_act": "silu", "rms_norm_eps": 1e-5, "_name_or_path": "me/Small-1B",
+    }  # fmt: skip
+    open_page(page, f"{server}{PLAIN}")
+    page.click("text=or paste a config.json or YAML")
+    page.fill("#model-paste", json.dumps(config))
+    page.click("button.paste")
+    page.wait_for_function("document.querySelector('#answer h2').innerText.startsWith('small-1b')")
+    wait_until_loaded(page)
+    page.fill("#model-paste", json.dumps(config | {"num_hidden_layers": 8}))
+    page.click("button.paste")
+    page.wait_for_function("document.querySelector('#answer h2').innerText.startsWith('small-1b-2')")
+
+
+def test_serving_is_simulated_point_by_point_until_it_is_stopped(page, server):
+    open_page(page, f"{server}?tab=serving&model=gpt2&prompt=32&gen=8&tp=2")
+    page.wait_for_function("document.querySelector('#serving-progress').innerText === '5 of 5 points'")
+    page.wait_for_selector("#serving-front .scatterlayer .points path")
+    row = page.locator(".serving table tbody tr >> nth=0")
+    assert row.inner_text().startswith("h100-sxm tp=2")
+    page.fill("#tpot", "1")
+    page.press("#tpot", "Enter")
+    page.fill("#ttft", "1")
+    page.press("#ttft", "Enter")
+    page.wait_for_function("document.querySelector('.serving').innerText.includes('TTFT 1.00 ms')")
+    assert "ttft=1" in page.url
+    assert page.inner_text("#serving-progress") == "5 of 5 points"  # which the browser kept

@@ -36,7 +36,10 @@ _NO_REQUESTS: Final = """() => {
 }"""  # a response may trigger the next request a moment later
 EXAMPLE: Final = State(model="llama-3.1-70b", on=("h100-sxm", "l40s", "mi300x"), batch=16)
 _TRACE: Final = ROOT / "reports" / "examples" / "timeline.csv"
-_TRACED_STATE: Final = State(on=("rtx-4090",), prompt=476, quant="Q4_K_M", phase="prefill")  # the recorded setting
+_STATES: Final = {  # of tabs that show another example
+    "timeline": State(on=("rtx-4090",), prompt=476, quant="Q4_K_M", phase="prefill"),  # the recorded setting
+    "serving": State(quant="fp8"),
+}
 FLAGS: Final = (  # for a container, without access to other hosts
     "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--no-first-run", "--disable-default-apps",
@@ -51,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     with serving(_with_trace) as url, browsing() as browser:
         for name, width in WIDTHS.items():
             for tab in TABS:
-                state = _TRACED_STATE if tab == "timeline" else EXAMPLE
+                state = _STATES.get(tab, EXAMPLE)
                 take_screenshot(browser, f"{url}{link(tab, state=state)}", folder / f"{tab}-{name}.png", width=width)
         take_screenshot(
             browser, f"{url}{link(_DARK_TAB)}", folder / f"{_DARK_TAB}-dark.png", width=WIDTHS["desk"], dark=True
@@ -71,6 +74,8 @@ def take_screenshot(browser: Browser, url: str, file: Path, *, width: int, dark:
     page = context.new_page()
     page.set_default_timeout(_TIMEOUT_MS)
     open_page(page, url)
+    page.wait_for_function("!document.querySelector('#serving-stop:enabled')")  # all points are simulated
+    wait_until_loaded(page)
     page.evaluate("window.scrollTo(0, document.body.scrollHeight)")  # figures outside the window may not be drawn
     page.wait_for_timeout(400)
     height = page.evaluate("document.documentElement.scrollHeight")

@@ -226,7 +226,9 @@ new MutationObserver(() => {
   const tab = document.querySelector("#tab input:checked");
   if (tab && tab.value !== tabShown) { // in a row that scrolls
     tabShown = tab.value;
-    tab.closest("label")?.scrollIntoView({ inline: "center", block: "nearest" });
+    const label = tab.closest("label");
+    const row = label?.parentElement;
+    if (row) row.scrollLeft = label.offsetLeft + label.offsetWidth / 2 - row.clientWidth / 2;
   }
   for (const [selector, name] of ariaLabels)
     for (const part of document.querySelectorAll(selector)) part.setAttribute("aria-label", name(part) || "");

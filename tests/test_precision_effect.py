@@ -54,3 +54,8 @@ def test_the_document_and_the_report_have_it():
     first = analysis.to_dict()["precision_effect"]["prefill"]["shifts"][0]
     assert (first["before"], first["after"]) == ("compute", "compute")
     assert "compute to compute" in str(analysis)
+
+
+def test_without_the_published_precision_there_is_no_effect():
+    """Survey accounting has one precision for all operators; gpt-oss is published in several."""
+    assert analyze("gpt-oss-20b", "h100-sxm", quant="W16A16", accounting="survey").precision_effect is None

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from ..errors import InputError
 from ..records import frozen
 from ..variants.evaluation import Evaluation
 
@@ -43,13 +44,20 @@ class PrecisionEffect:
 
 
 def precision_effect(evaluation: Evaluation) -> dict[str, PrecisionEffect] | None:
-    """The effect of the precision by phase, and on all of the generation; None in the published precision."""
+    """The effect of the precision by phase, and on all of the generation.
+
+    None in the published precision, and where that cannot be evaluated.
+    """
     setting = evaluation.setting
     published = setting.model.quantization
     if str(setting.quantization) == str(published):
         return None
     others = tuple(one for one in setting.techniques if not one.quant)
     base = evaluation.changed(replace(setting, techniques=others, quantization=published, unnamed=None))
+    try:
+        base.setting.plan  # noqa: B018  # survey accounting has one precision, devices may lack another
+    except InputError:
+        return None
     times = {name: _times(base, evaluation, name) for name in evaluation.phases}
     effects = {
         name: _effect(by_bound.items(), float(base.pass_s(name) / evaluation.pass_s(name)))

@@ -36,7 +36,7 @@ _CURE = re.compile(r"(--[^,]+), >= (\S+ \w+) \((?:(\S+)x (faster|as long)|as fas
         2,
     ),
 )
-def test_the_batch_that_is_advised_gives_what_is_promised(name, device, asked):
+def test_advised_batch_fits_and_yields_the_stated_throughput_gain(name, device, asked):
     asked = {"prompt": 512, "gen": 8, **asked}
     now = analyze(name, device, **asked)
     told = _OFFER.search(now.phases.decode.advice)
@@ -82,9 +82,7 @@ _PROMPTS = {"batch": 8, "prompt": 8192, "gen": 8}
          ["W4A8KV8", "W4A4KV4"]),
     ],
 )  # fmt: skip
-def test_a_precision_that_is_advised_is_typed_as_it_says_fits_and_gives_what_is_promised(
-    name, device, asked, phase, offers
-):
+def test_advised_precision_fits_and_yields_the_stated_speedup(name, device, asked, phase, offers):
     now = analyze(name, device, **asked)
     told = _PRECISION.findall(getattr(now.phases, phase).advice)
     assert [quant.strip("'") for quant, *_ in told] == offers
@@ -105,7 +103,7 @@ def test_a_precision_is_advised_in_place_of_the_technique_that_names_one():
     assert told[2] == seconds(analyze("llama-3.1-8b", "l40s", **asked, quant=told[1]).phases.prefill.time_s)
 
 
-def test_a_precision_without_room_is_not_advised():
+def test_precision_that_does_not_fit_is_not_advised():
     asked = {"prompt": 4400, "gen": 8}
     room, full = (analyze("qwen2.5-32b", "rtx-5090", **asked, batch=n, quant="W4A16") for n in (1, 8))
     assert "--quant nvfp4" in room.phases.prefill.advice
@@ -141,7 +139,7 @@ def test_a_precision_without_room_is_not_advised():
         2,
     ),
 )
-def test_what_does_not_fit_is_told_what_makes_it_fit_and_what_that_costs(name, device, asked, cures):
+def test_memory_fixes_fit_and_cost_the_stated_time(name, device, asked, cures):
     asked = {"prompt": 512, "gen": 8, **asked}
     now = analyze(name, device, **asked)
     assert not now.memory.fits
@@ -184,13 +182,13 @@ def test_no_fewer_devices_would_do():
          "up to 4 times as many devices (--tp), 4-bit weights, weights in host memory"),
     ],
 )  # fmt: skip
-def test_where_nothing_helps_that_is_said(name, device, asked, said):
+def test_advice_lists_the_memory_fixes_tried_when_none_helps(name, device, asked, said):
     """Only of what was tried; eight devices do not divide the 12 heads of BERT."""
     for _, phase in analyze(name, device, **asked).phases:
         assert phase.advice.endswith(f"; does not fit, nor with {said}")
 
 
-def test_where_no_format_is_faster_other_techniques_are_named():
+def test_other_techniques_are_advised_when_no_precision_is_faster():
     asked = {"layout": "tp=8", "batch": 8, "quant": "fp8", "prompt": 2048, "gen": 2}
     advice = analyze("qwen3-235b-a22b", "h100-sxm", **asked).phases.prefill.advice
     said = "; no narrower format helps; more devices (--tp {}) or a device with more bandwidth would help"
@@ -199,7 +197,7 @@ def test_where_no_format_is_faster_other_techniques_are_named():
     assert once.advice.endswith(said.format(2))  # llmviewer advise is of models that generate
 
 
-def test_where_nothing_takes_half_of_the_time_all_shares_are_told():
+def test_advice_lists_all_shares_when_no_resource_takes_half_of_the_time():
     found = analyze("deepseek-v3", "b200", layout="tp=8 ep=8", batch=32)
     shares = "memory 35%, compute 35%, link 30% of its time"
     limit = "memory bandwidth (7.70 TB/s) limits 35%"
@@ -207,7 +205,7 @@ def test_where_nothing_takes_half_of_the_time_all_shares_are_told():
     assert found.phases.decode.advice.startswith("decode is memory-bound: memory bandwidth (7.70 TB/s) limits 99%")
 
 
-def test_what_fits_needs_no_cure():
+def test_settings_that_fit_get_no_memory_fix():
     assert all("not fit" not in phase.advice for _, phase in analyze("llama-3.1-8b", "h100-sxm").phases)
 
 
@@ -223,7 +221,7 @@ def _typed(option, asked):
 
 
 @pytest.mark.parametrize(("name", "said"), [("llama-3.1-8b", "W4A16g128"), ("mamba2-2.7b", "W4g128"), ("glm-5.2", "")])
-def test_activations_of_4_bit_weights_are_named_where_that_changes_nothing(name, said):
+def test_precision_advice_spells_out_16_bit_activations_when_the_graph_stays_the_same(name, said):
     """Models that hand on more than 16 bits would have them rounded."""
     setting = Setting.of(name, "h100-sxm")
     plain, named = (setting.having(quant=quant) for quant in ("W4g128", "W4A16g128"))
@@ -232,7 +230,7 @@ def test_activations_of_4_bit_weights_are_named_where_that_changes_nothing(name,
         assert f"--quant {said})" in analyze(name, "h100-sxm", batch=16).phases.decode.advice
 
 
-def test_it_is_worked_out_when_it_is_asked_for_and_once(monkeypatch):
+def test_advice_is_computed_lazily_and_only_once(monkeypatch):
     calls = []
     monkeypatch.setattr("llmviewer.analyzing.analysis.advice", lambda *_, **__: calls.append(1) or "buy another")
     found = analyze("gpt2", "t4")

@@ -30,7 +30,7 @@ def found():
     return advise(MODEL, DEVICE, research=True, progress=lambda done, steps: TOLD.append((done, steps)))
 
 
-def test_the_headline_says_how_the_model_lies_already():
+def test_headline_names_the_current_layout():
     laid = advise("llama-3.1-70b", "h100-sxm", layout="tp=4", batch=64, without=FEWER)
     assert REPORT.headline(laid).startswith(
         "Changes that speed up Llama 3.1 70B on 4 x NVIDIA H100 SXM5 80 GB (tp=4): batch 64, "
@@ -77,7 +77,7 @@ def test_gains_in_a_pipeline_are_those_of_two_analyses_too(capsys):
     assert "is not supported in a pipeline" in refused["eagle"]
 
 
-def test_what_is_at_hand_comes_first_and_of_that_the_best(found):
+def test_changes_rank_by_requirement_then_by_expected_gain(found):
     order = list(Requirement)
     assert order == [Requirement(name) for name in ("nothing", "answers", "draft", "model")]
     for lines in (found.alone, found.together):
@@ -92,14 +92,14 @@ def test_what_is_at_hand_comes_first_and_of_that_the_best(found):
     assert {one.name for one in found.no_gain} >= {"no-cache", "best-of"}
 
 
-def test_what_is_expected_is_never_faster_than_the_bound(found):
+def test_expected_times_are_never_below_the_bound(found):
     for one in (*found.alone, *found.together, *found.no_gain):
         for name in ("ttft_s", "tpot_s", "latency_s"):
             assert getattr(one.result.expected, name) >= getattr(one.result.bounds, name) * (1 - 1e-9), (one.name, name)
 
 
 @pytest.mark.slow("tries every technique")
-def test_where_nothing_is_expected_gains_are_those_of_bounds():
+def test_gains_compare_bounds_without_measured_kernels():
     one = advise("llama-3.2-1b", "tpu-v6e", prompt=64, gen=8, research=True)
     assert one.base.expected is None
     assert all(each.expected_gain is None for each in one.alone)
@@ -151,14 +151,14 @@ def test_a_draft_is_of_the_same_generation(model, draft):
     assert changes._draft(load_model(model)) == draft
 
 
-def test_every_technique_is_ranked_or_told_why_not(found):
+def test_every_technique_is_ranked_or_refused_with_a_reason(found):
     named = {change.name for each in (*found.alone, *found.no_gain, *found.too_large) for change in each.changes}
     named |= {change.name for change, _ in found.refused}
     assert named >= techniques().keys() - {"speculative", "quantized"}
 
 
 @pytest.mark.slow("tries every technique")
-def test_what_was_not_tried_is_told_in_two_sentences_for_people(capsys):
+def test_report_lists_untried_and_impossible_techniques(capsys):
     assert main([*ASKED, "--with", "eagle"]) == 0
     text = " ".join(capsys.readouterr().out.replace("-\n", "-").split())
     assert (
@@ -171,7 +171,7 @@ def test_what_was_not_tried_is_told_in_two_sentences_for_people(capsys):
     ) in text
 
 
-def test_what_can_be_chosen_is_what_lacks_a_parameter(found):
+def test_techniques_without_a_required_parameter_are_listed_as_not_tried(found):
     """And all that is refused is told."""
     (wanting,) = (line for line in REPORT.remarks(found) if line.startswith("Not tried"))
     told = {part.split(" (")[0] for part in wanting.partition("): ")[2].split("; ")}
@@ -184,12 +184,12 @@ def test_what_can_be_chosen_is_what_lacks_a_parameter(found):
     ("name", "words"),
     [("W4A16g128", "memory traffic -68%"), ("eagle", "passes -61%"), ("prompt-compression", "OPs -45%")],
 )
-def test_a_line_says_what_it_relieves(found, name, words):
+def test_each_change_names_the_resource_it_relieves(found, name, words):
     assert line(found.alone, name).relieves == words
 
 
 @pytest.mark.slow("tries every technique")
-def test_what_would_help_depends_on_the_batch():
+def test_weight_quantization_gains_at_batch_1_and_cache_quantization_at_large_batches():
     alone, crowd = (
         advise("llama-2-7b", "a100-sxm-80gb", batch=batch, prompt=512, without=["model"], research=True)
         for batch in (1, 64)
@@ -201,7 +201,7 @@ def test_what_would_help_depends_on_the_batch():
 
 
 @pytest.mark.slow("tries every technique")
-def test_what_is_in_use_is_not_advised():
+def test_techniques_in_use_are_not_advised():
     one = advise(MODEL, DEVICE, techniques=["eagle"], quant="fp8", without=["answers"], research=True)
     names = {change.name for each in (*one.alone, *one.no_gain) for change in each.changes}
     assert "eagle" not in names
@@ -213,7 +213,7 @@ def test_what_is_in_use_is_not_advised():
 
 
 @pytest.mark.slow("tries every technique")
-def test_more_devices_where_there_may_be(found):
+def test_more_devices_are_advised_up_to_the_limit(found):
     several = advise(MODEL, "h100-sxm", max_devices=4, wanted="tpot", without=FEWER)
     assert not [each for each in (*found.alone, *found.no_gain, *found.too_large) if each.name.startswith("tp=")]
     assert {each.name for each in several.alone if each.name.startswith("tp=")} == {"tp=2", "tp=4"}
@@ -225,7 +225,7 @@ def test_more_devices_where_there_may_be(found):
     assert "tp=64 does not divide" in {change.name: reason for change, reason in many.refused}["tp=64"]
 
 
-def test_a_model_that_does_not_fit_is_told_what_makes_it_fit():
+def test_changes_for_a_model_that_does_not_fit_make_it_fit():
     one = advise("llama-3.1-70b", "h100-sxm", without=["model"], research=True)
     assert not one.base.fits
     assert all(each.result.fits for each in (*one.alone, *one.together))
@@ -233,7 +233,7 @@ def test_a_model_that_does_not_fit_is_told_what_makes_it_fit():
     assert "KV8" in {each.name for each in one.too_large}
 
 
-def test_no_more_is_offloaded_than_has_to_be():
+def test_advised_offload_fraction_is_the_smallest_that_fits():
     asked = {"quant": "W4A16g128", "prompt": 1024, "gen": 128}
     one = advise("llama-3.1-70b", "rtx-4090", without=FEWER, **asked)
     (name,) = (each.name for each in one.alone if each.name.startswith("offload"))
@@ -245,7 +245,7 @@ def test_no_more_is_offloaded_than_has_to_be():
     assert not fewer.memory.fits
 
 
-def test_what_can_be_switched_on_is_told_from_what_needs_a_model_or_changes_answers(found, capsys):
+def test_each_change_is_labelled_with_its_requirement(found, capsys):
     touched = {each.name: str(each.requires) for each in found.alone}
     assert touched["fp8"] == touched["prompt-compression"] == "answers"
     assert (touched["eagle"], touched["mixture-of-depths"]) == ("draft", "model")
@@ -270,7 +270,7 @@ def deployed():
     return advise("qwen3-32b", "h100-sxm", quant="fp8", layout="tp=2", engine="vllm", batch=32, prompt=4096, gen=1024)
 
 
-def test_advice_is_what_the_engine_runs(deployed):
+def test_advice_for_an_engine_has_only_features_the_engine_supports(deployed):
     names = {
         change.name for line in (*deployed.alone, *deployed.no_gain, *deployed.too_large) for change in line.changes
     }
@@ -430,7 +430,7 @@ def test_mistakes_get_one_line(capsys, options, said):
 
 
 @pytest.mark.usefixtures("found")
-def test_who_asks_is_told_how_far_it_is():
+def test_progress_counts_up_to_the_total():
     assert [done for done, _ in TOLD] == sorted(done for done, _ in TOLD)
     assert TOLD[0] == (1, TOLD[-1][1])
     assert TOLD[-1][0] == TOLD[-1][1]
@@ -445,7 +445,7 @@ def test_the_cache_is_quantized_beside_any_precision(quant):
     assert line.work_ratios["bytes"] < 1
 
 
-def test_what_cannot_be_advised():
+def test_encoder_models_and_unknown_goals_are_refused():
     with pytest.raises(InputError, match="bert-base-uncased does not generate"):
         advise("bert-base-uncased", "l4")
     with pytest.raises(InputError, match="wanted must be one of latency, ttft, tpot, throughput; got 'joy'"):

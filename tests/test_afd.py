@@ -30,7 +30,7 @@ def _found(**changes):
 # By hand.
 
 
-def test_what_a_token_sends_in_a_pass():
+def test_dispatch_and_collect_times_equal_bytes_over_bandwidth():
     found = _found(micro_batches=1)
     each = 32 * 4096 * 2  # layers, hidden, bytes
     assert found.copies == pytest.approx(2)  # experts, of which every device has one
@@ -50,7 +50,7 @@ def test_tokens_go_in_the_format_of_the_experts_operands_and_come_back_in_16_bit
     assert found.bound.collect / found.bound.dispatch == pytest.approx(2)
 
 
-def test_latencies_are_waited_for_and_keep_nothing_busy():
+def test_link_latency_delays_a_step_without_adding_link_busy_time():
     plain, late = (_found(micro_batches=1, hardware_set=[*NODES, *more]) for more in ([], ["scale_out.latency=50 us"]))
     waits = 32 * 2 * 50e-6  # layers, ways
     assert late.bound.alone - plain.bound.alone == pytest.approx([waits, waits])
@@ -65,7 +65,7 @@ def test_shared_experts_and_routers_stay_with_attention():
     assert apart == ["permute", "expert_gate_proj", "expert_up_proj", "expert_act", "expert_down_proj", "combine"]
 
 
-def test_a_step_is_as_long_as_what_is_busy_longest():
+def test_step_time_is_the_largest_busy_time():
     times = Busy(**{
         name: np.array([value])
         for name, value in {"attention": 3, "experts": 5, "dispatch": 1, "collect": 2, "alone": 4}.items()
@@ -104,7 +104,7 @@ def test_there_are_no_more_micro_batches_than_sequences():
     assert list(found.micro_batches) == [1, 3, 4]
 
 
-def test_what_is_expected_is_not_below_the_bound():
+def test_expected_step_time_and_interval_are_not_below_the_bound():
     found = _found(batch=[1, 8, 64, 512, 4096])
     ends = [found.expected.low, found.expected.expected, found.expected.high]
     for faster, slower in zip([found.bound, *ends], ends, strict=False):
@@ -139,7 +139,7 @@ def _scheduled(stages, parts, layers, steps, latency=0):
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=4, max_size=4), st.integers(1, 8), st.integers(1, 6), st.integers(0, 9))
-def test_micro_batches_that_take_turns_reach_the_bound(stages, parts, layers, latency):
+def test_alternating_micro_batches_reach_the_bound(stages, parts, layers, latency):
     names = ("attention", "dispatch", "experts", "collect")
     whole = {name: np.array([parts * layers * time]) for name, time in zip(names, stages, strict=True)}
     times = Busy(**whole, alone=np.array([layers * (sum(stages) + 2 * latency)]))
@@ -179,7 +179,7 @@ def test_xdeepserve_is_not_above_the_bound():
 
 
 @pytest.mark.parametrize("tpot", first_fast([None, 0.03, 0.1], "tries every split"))
-def test_splits_use_all_devices_and_keep_to_what_was_asked(tpot):
+def test_splits_use_all_devices_and_meet_the_tpot_target(tpot):
     found = afd_splits("qwen3-30b-a3b", "h100-sxm", "h20-sxm", devices=12, tpot=tpot, redundant_experts=16)
     speeds = [split.tokens_per_s for split in found.splits]
     assert speeds == sorted(speeds, reverse=True)
@@ -217,7 +217,7 @@ def test_a_report_of_splits(tmp_path, capsys):
         ),
     ],
 )
-def test_what_cannot_be_split_is_told(more, told, capsys):
+def test_models_that_cannot_be_split_are_refused(more, told, capsys):
     assert main(["afd", "mixtral-8x7b", "h100-sxm", "h100-sxm", *more]) == 2
     assert capsys.readouterr().err == f"llmviewer: {told}\n"
 
@@ -225,7 +225,7 @@ def test_what_cannot_be_split_is_told(more, told, capsys):
 # What a user sees.
 
 
-def test_the_report_says_which_side_waits(capsys):
+def test_report_states_the_balanced_device_ratio(capsys):
     assert main(["afd", "deepseek-v3", "h200-sxm", "h20-sxm", "--expert-devices", "32", "--quant", "fp8"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("DeepSeek-V3: attention on 8 x h200-sxm, experts on 32 x h20-sxm: decode at\ncontext 4096")
@@ -259,7 +259,7 @@ def test_formats_say_the_same(tmp_path, capsys):
         ({"link": "air"}, "link must be one of scale-out, scale-up; got 'air'"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_told(question, told):
+def test_invalid_arguments_are_refused(question, told):
     with pytest.raises(InputError) as error:
         _found(**question)
     assert str(error.value) == told

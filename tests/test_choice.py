@@ -40,7 +40,7 @@ def test_every_device_is_there_once(novel):
     assert merits == sorted(merits, reverse=True)
 
 
-def test_what_nobody_can_buy_is_left_out_unless_it_is_meant(novel, tmp_path, monkeypatch, capsys):
+def test_announced_devices_are_left_out_unless_named(novel, tmp_path, monkeypatch, capsys):
     announced = [name for name in hardware_names() if load_hardware(name).status == "announced"]
     assert list(novel.unavailable) == announced
     assert "b100" in announced
@@ -61,7 +61,7 @@ def test_a_model_of_4_bit_weights_is_served_in_them():
     assert choose("gpt-oss-20b", hardware=["h100-sxm"], quants=["fp8"]).quants == ("fp8",)
 
 
-def test_of_how_many_the_price_is_known_is_told_first():
+def test_headline_states_how_many_devices_have_a_price():
     asked = {"hardware": ["h100-sxm", "rtx-pro-5000", "rtx-4080"], "bound": True}
     by_cost, of_years, by_speed = (choose("llama-2-7b", **asked, **more) for more in (
         {"by": "cost"}, {"by": "cost", "years": 2}, {}
@@ -108,7 +108,7 @@ def test_at_the_bound_a_novelist_s_ranking_follows_bandwidth_and_a_company_s_the
     assert together["memory bandwidth"] < alone["memory bandwidth"]
 
 
-def test_capacity_for_the_cache_decides_who_can_serve_a_company(novel, documents):
+def test_kv_cache_capacity_decides_which_devices_serve_many_users(novel, documents):
     assert len(documents.ranked) < len(novel.ranked)
     assert {one.factor for one in documents.rejected} == {"memory"}
     assert all(one.cell.largest.batch < 16 for one in documents.rejected)
@@ -120,7 +120,7 @@ def rejected(choice, name):
     return found
 
 
-def test_who_lacks_memory_is_told_how_much():
+def test_rejection_for_memory_states_needed_and_available_bytes():
     found = rejected(choose("llama-2-70b", hardware=["rtx-4090", "h100-sxm"], quants=["published", "fp8"]), "rtx-4090")
     memory = llmviewer.analyze("llama-2-70b", "rtx-4090", quant="fp8").memory
     assert found.factor == "memory"
@@ -128,7 +128,7 @@ def test_who_lacks_memory_is_told_how_much():
     assert found.reason == "memory: 70.0 GB, 2.72x the 25.8 GB available"
 
 
-def test_who_lacks_memory_for_prompts_read_at_once_alone_is_told_so():
+def test_rejection_for_prefill_activations_suggests_chunked_prefill():
     users = {"users": 40, "prompt": 8192, "gen": 64, "quants": ["published"]}
     found = rejected(choose("llama-3.1-8b", hardware=["h100-sxm"], **users), "h100-sxm")
     held = llmviewer.analyze("llama-3.1-8b", "h100-sxm", batch=40, prompt=8192, gen=64).memory
@@ -174,7 +174,7 @@ def test_limits_disqualify_with_their_distance(limits, name, reason):
     assert [one.reason for one in found.rejected] == ([reason] if reason else [])
 
 
-def test_limits_are_those_of_expected_times_and_who_has_bounds_alone_stands_apart():
+def test_limits_apply_to_expected_times_and_unmeasured_devices_are_listed_apart():
     names = ["l4", "h100-sxm", "tpu-v5e"]  # of the last no kernel is known
     asked = {"hardware": names, "quants": ["published"]}
     found = choose("llama-2-7b", tpot=0.05, **asked)
@@ -194,7 +194,7 @@ def test_limits_are_those_of_expected_times_and_who_has_bounds_alone_stands_apar
     assert len(first.ranked) == 2
 
 
-def test_what_a_device_is_sold_with_is_named():
+def test_report_names_the_host_cpu_counted_in_price_and_power():
     found = choose("llama-2-7b", hardware=["gh200", "h100-sxm"], quants=["published"])
     assert "Counted with what it is sold with, in price and power: gh200 (Grace CPU)." in remarks(found)
 
@@ -211,7 +211,7 @@ def test_native_types_alone():
     assert len(choose("llama-2-7b", hardware=["v100-sxm2-32gb"], quants=["fp8"]).ranked) == 1
 
 
-def test_what_ifs_change_the_ranking_and_who_lacks_the_number_does_not_qualify():
+def test_what_ifs_change_the_ranking_and_disqualify_devices_without_the_number():
     changes = ["matrix.fp8=2x", "memory.bandwidth=4x"]
     found = choose("llama-2-7b", hardware=["t4", "l4", "l40s"], quants=["fp8"], hardware_set=changes)
     for one in found.ranked:
@@ -317,7 +317,7 @@ def test_a_time_that_is_none_gets_a_line(capsys):
     assert capsys.readouterr().err == f"llmviewer: Invalid value for '--tpot': {must}\n"
 
 
-def test_who_asks_is_told_how_far_it_is():
+def test_progress_counts_device_and_precision_pairs():
     told = []
     choose("gpt2", hardware=["l4", "t4"], quants=["published", "W8A8"], progress=lambda *at: told.append(at))
     assert told == [(1, 2), (2, 2)]
@@ -345,7 +345,7 @@ def test_a_text_has_the_first_of_the_ranking_and_names_the_others_by_reason(nove
     assert all(one.reason in page for one in novel.rejected)
 
 
-def test_what_one_device_alone_lacks_is_told_in_full_and_what_is_unknown_last():
+def test_single_rejections_are_shown_in_full_and_unknown_prices_last():
     devices = ["l4", "t4", "a2", "gaudi-3", "rtx-4090"]
     found = choose("llama-2-13b", hardware=devices, quants=["published"], budget=2000)
     assert REPORT.text(found).partition("Devices that do not qualify\n")[2].splitlines()[:4] == [
@@ -356,7 +356,7 @@ def test_what_one_device_alone_lacks_is_told_in_full_and_what_is_unknown_last():
     ]
 
 
-def test_of_many_that_lack_the_same_a_text_has_the_first_and_how_many_more():
+def test_text_truncates_lists_of_devices_rejected_for_the_same_reason():
     found = choose("llama-3.1-8b", quants=["fp8"], budget=20_000)
     unknown = [one.cell.hardware.name for one in found.rejected if "no purchase price" in one.reason]
     text, (*_, table) = " ".join(REPORT.text(found).split()), tables(found)
@@ -390,13 +390,13 @@ def test_the_page_shows_what_the_ranking_follows_and_the_best_devices(novel):
     assert REPORT.html(novel) == page
 
 
-def test_a_notebook_shows_what_was_asked_and_not_every_device(novel):
+def test_notebook_repr_omits_the_device_list(novel):
     assert len(repr(novel)) < 2000
     assert len(repr(novel.comparison)) < 2000
 
 
 @pytest.mark.slow("ranks all devices")
-def test_what_to_expect_ranks_and_stands_beside_the_bounds(novel):
+def test_devices_rank_by_expected_time_and_rows_have_the_bound_too(novel):
     rows = list(novel.rows())
     known = [row for row in rows if row["expected_tpot_s"]]
     assert {"h100-sxm", "l40s"} < {row["hardware"] for row in known}
@@ -414,7 +414,7 @@ def test_what_to_expect_ranks_and_stands_beside_the_bounds(novel):
     assert all(row["expected_tpot_s"] is None for row in bound.rows())
 
 
-def test_where_nobody_qualifies_the_page_says_why():
+def test_page_shows_the_rejection_reason_when_no_device_qualifies():
     found = choose("llama-2-70b", hardware=["rtx-4090"])
     assert not found.ranked
     page = REPORT.html(found)
@@ -425,7 +425,7 @@ def test_where_nobody_qualifies_the_page_says_why():
 
 @pytest.mark.slow("ranks all devices for the examples")
 @pytest.mark.parametrize("name", examples.EXAMPLES)
-def test_the_reports_kept_are_those_made_now(name, request, tmp_path):
+def test_stored_example_reports_are_up_to_date(name, request, tmp_path):
     examples.write(name, request.getfixturevalue(name), tmp_path)
     remake = "remake them with `python -m llmviewer.reports.examples` and look at the difference"
     assert (tmp_path / f"{name}.md").read_text() == (examples.FOLDER / f"{name}.md").read_text(), remake

@@ -20,7 +20,7 @@ ASKED = {"prompt_lengths": 800, "gen_lengths": 100, "requests": 80, "tpot": 0.01
 SPREAD = {"prompt_lengths": "uniform:200-1200", "gen_lengths": "uniform:1-300"}
 
 
-def test_one_client_gets_its_answers_one_after_the_other():
+def test_one_client_is_served_sequentially():
     asked = {"prompt_lengths": 700, "gen_lengths": 40, "policy": "prefill-first"}
     found = simulate(MODEL, DEVICE, concurrency=1, requests=5, bound=True, **asked)
     steps = Steps(found.setting)
@@ -33,7 +33,7 @@ def test_one_client_gets_its_answers_one_after_the_other():
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("layout", ["", "dp=2"])
-def test_so_many_are_in_flight_until_nobody_comes_any_more(policy, layout):
+def test_concurrency_stays_constant_until_the_last_request_arrives(policy, layout):
     found = simulate(MODEL, DEVICE, concurrency=12, requests=100, policy=policy, layout=layout, **SPREAD).likely
     moments, count = found.in_system
     lasting = np.diff(moments, append=np.inf) > 1e-9  # an answer and the request that it brings are at one moment
@@ -50,7 +50,7 @@ def test_littles_law(clients):
     assert found.requests_per_s * np.mean(found.latency_s) == pytest.approx(clients, rel=0.03)
 
 
-def test_copies_share_the_clients():
+def test_replicas_share_the_clients():
     both = simulate(MODEL, DEVICE, concurrency=8, requests=80, copies=2, bound=True)
     one = simulate(MODEL, DEVICE, concurrency=4, requests=40, bound=True)
     assert both.tokens_per_s == pytest.approx(2 * one.tokens_per_s, rel=1e-6)
@@ -59,7 +59,7 @@ def test_copies_share_the_clients():
 
 
 @pytest.mark.slow("simulates thousands of requests")
-def test_as_many_as_a_copy_can_have_serve_as_much_as_it_can():
+def test_concurrency_at_the_batch_limit_reaches_maximum_throughput():
     """A full server, without the start and the end, in which fewer are in flight."""
     asked = {"prompt_lengths": "uniform:50-1000", "gen_lengths": "uniform:20-600", "policy": "chunked:2048"}
     most = max_throughput(MODEL, DEVICE, max_batch=64, **asked)
@@ -68,13 +68,13 @@ def test_as_many_as_a_copy_can_have_serve_as_much_as_it_can():
     assert loop.expected.tokens_per_s == pytest.approx(most.expected.tokens_per_s, rel=0.03)
 
 
-def test_without_a_number_there_is_room_for_all_clients_and_ten_rounds():
+def test_default_batch_limit_is_the_concurrency_and_requests_are_ten_per_client():
     found = simulate(MODEL, DEVICE, concurrency=400, gen_lengths=8, prompt_lengths=8, bound=True)
     assert (found.max_batch, len(found.traffic)) == (400, 4000)
     assert len(simulate(MODEL, DEVICE, concurrency=2, gen_lengths=2, prompt_lengths=8, bound=True).traffic) == 1000
 
 
-def test_drafts_and_prefixes_go_with_it():
+def test_speculative_decoding_and_prefix_caching_speed_up_a_closed_loop():
     asked = {"concurrency": 8, "requests": 60, "prompt_lengths": 900, "gen_lengths": 100}
     plain, drafted = (simulate("deepseek-v3", "h200-sxm", layout="tp=8", techniques=t, **asked) for t in ((), ["mtp"]))
     assert drafted.expected.tokens_per_s > 1.1 * plain.expected.tokens_per_s
@@ -92,7 +92,7 @@ def curve():
     )
 
 
-def test_more_in_flight_serve_more_and_each_of_them_slower(curve):
+def test_higher_concurrency_raises_throughput_and_lowers_speed_per_request(curve):
     for points in (curve.bound, curve.expected):
         assert [point.concurrency for point in points] == [1, 4, 16]
         served, speed = ([getattr(point, name) for point in points] for name in ("per_device", "speed"))
@@ -114,7 +114,7 @@ def test_a_point_is_its_simulation(curve):
     assert list(rows["times"].unique()) == ["bound", "expected"]
 
 
-def test_per_device_is_of_all_devices():
+def test_throughput_per_device_divides_by_all_devices():
     one, four = (
         concurrency_sweep("llama-3.1-70b", "h200-sxm", concurrency=[4], layout=layout, requests=8, bound=True)
         for layout in ("tp=4", "tp=8")
@@ -141,7 +141,7 @@ def test_the_report(capsys, tmp_path):
     assert '<th scope="row" data-key="16" class="number">16</th>' in page.read_text()
 
 
-def test_remarks_say_what_more_requests_would_change():
+def test_report_warns_when_too_few_requests_reach_steady_state():
     few, many = (
         " ".join(
             REPORT.text(concurrency_sweep(MODEL, DEVICE, concurrency=[1, 4], requests=count, bound=True, **how)).split()
@@ -154,7 +154,7 @@ def test_remarks_say_what_more_requests_would_change():
     assert ", mean 1,024 input and 30 output tokens, as published" in many
 
 
-def test_answers_of_one_token_have_no_speed(capsys):
+def test_one_token_outputs_have_no_decode_speed(capsys):
     assert main(["simulate", MODEL, DEVICE, "--concurrency", "1,2", "--gen", "1", "--requests", "4", "--bound"]) == 0
     assert "nan" not in capsys.readouterr().out
     assert REPORT.html(concurrency_sweep(MODEL, DEVICE, concurrency=[1, 2], gen_lengths=1, requests=4, bound=True))
@@ -195,6 +195,6 @@ def test_mistakes_get_one_line(capsys, options, said):
     assert captured.err.count("\n") == 1
 
 
-def test_no_numbers():
+def test_empty_concurrency_list_is_refused():
     with pytest.raises(InputError, match="concurrency must be 1 to 64 numbers; got 0"):
         llmviewer.concurrency_sweep(MODEL, DEVICE, concurrency=[])

@@ -113,7 +113,7 @@ def test_the_files_that_the_errors_are_made_from_load(chip, config):
         ("gpt2x", "gpt2 or gpt2-xl"),
     ],
 )
-def test_an_unknown_model_is_told_its_nearest_names(name, nearest):
+def test_error_for_an_unknown_model_suggests_the_nearest_names(name, nearest):
     assert _error(load_model, name).startswith(f"no model {name!r}: did you mean {nearest}?")
     assert "config.json" in _error(load_model, name)
 
@@ -127,38 +127,38 @@ def test_an_unknown_model_is_told_its_nearest_names(name, nearest):
         ("intel b580x", "b580 or b50 or b570"),
     ],
 )
-def test_an_unknown_device_is_told_its_nearest_names(name, nearest):
+def test_error_for_an_unknown_device_suggests_the_nearest_names(name, nearest):
     assert _error(load_hardware, name).startswith(f"no hardware {name!r}: did you mean {nearest}?")
 
 
-def test_a_maker_given_as_a_device_is_told_how_to_list_its_devices():
+def test_error_for_a_vendor_name_shows_how_to_list_its_devices():
     assert _error(load_hardware, "Nvidia") == (
         "no hardware 'Nvidia': give one of its devices, which `llmviewer hardware Nvidia` lists"
     )
 
 
 @pytest.mark.parametrize(("name", "one"), [("a100", "a100-80gb"), ("v100", "v100-sxm2 or"), ("nvidia a100", "a100")])
-def test_the_start_of_a_name_is_near_to_it(name, one):
+def test_prefix_of_a_name_suggests_it(name, one):
     assert one in _error(load_hardware, name)
 
 
-def test_a_name_that_is_near_to_none_is_told_where_the_names_are():
+def test_error_for_an_unknown_name_names_the_listing_command():
     assert "llmviewer models" in _error(load_model, "qqqq")
     assert "llmviewer hardware" in _error(load_hardware, "qqqq")
 
 
-def test_a_name_that_is_like_none_is_told_no_names():
+def test_error_for_a_name_without_similar_names_suggests_none():
     assert "no name is like it (`llmviewer models` lists all" in _error(load_model, "\u65e5\u672c")
 
 
-def test_a_module_by_its_path_is_told_how_it_is_named():
+def test_error_for_a_module_path_states_the_import_name():
     said = "/x/mine.py:tower: must be importable by name; in the folder of the file give mine:tower"
     assert _error(load_model, "/x/mine.py:tower") == said
     said = f"{__file__}: must be importable by name; in the folder of the file give test_errors:CALLABLE"
     assert _error(load_model, __file__) == said
 
 
-def test_the_last_part_of_a_name_is_near_to_it():
+def test_last_part_of_a_dotted_name_is_suggested():
     with pytest.raises(InputError, match=r"did you mean memory\.bandwidth or "):
         load_hardware("h100-sxm", ["bandwidth=2x"])
 
@@ -175,14 +175,14 @@ def test_the_last_part_of_a_name_is_near_to_it():
         ({"hardware_set": "memory.bandwidth=2x"}, ("got 'memory.bandwidth=2x'",)),
     ],
 )
-def test_what_python_gives_must_be_of_its_kind(golden, given, facts):
+def test_arguments_of_analyze_must_have_the_right_type(golden, given, facts):
     with pytest.raises(InputError) as caught:
         analyze(**{"model": "llama-2-7b", "hardware": "h100-sxm"} | given)
     golden(str(caught.value), *given, *facts)
 
 
 @pytest.mark.parametrize(("load", "name"), [(load_model, "model"), (load_hardware, "hardware")])
-def test_what_is_loaded_has_a_name_or_a_path_in_text(load, name):
+def test_model_and_hardware_arguments_must_be_text(load, name):
     assert _error(load, {"name": 1}) == f"{name} must be text; got {{'name': 1}}"
 
 
@@ -366,15 +366,15 @@ def test_a_quantization_that_does_not_parse(golden, quant, facts):
         ("memory.bus_width=1.5", ("got '1.5'",)),
     ],
 )
-def test_a_what_if_that_cannot_be(golden, change, facts):
+def test_invalid_what_if_is_refused(golden, change, facts):
     golden(_error(analyze, "gpt2", "t4", hardware_set=(change,)), change or "a what-if", *facts)
 
 
-def test_a_what_if_of_a_text_does_not_suggest_itself():
+def test_error_for_a_what_if_on_a_text_field_does_not_suggest_the_same_field():
     assert "did you mean memory.type" not in _error(analyze, "gpt2", "t4", hardware_set=("memory.type=HBM",))
 
 
-def test_a_what_if_ends_in_a_sentence():
+def test_what_if_error_does_not_end_in_a_semicolon():
     assert not _error(analyze, "gpt2", "t4", hardware_set=("=2x",)).endswith(";")
 
 
@@ -414,7 +414,7 @@ def test_a_what_if_needs_a_device_by_name():
         (estimate, {"kernel": 5}, ("got 5",)),
     ],
 )
-def test_what_is_not_of_its_kind(golden, call, changed, facts):
+def test_arguments_of_the_wrong_type_are_refused_by_every_function(golden, call, changed, facts):
     usual = {
         analyze: {"model": "gpt2", "hardware": "l4"},
         simulate: {"model": "gpt2", "hardware": "l4", "rate": 1},
@@ -490,7 +490,7 @@ def test_a_config_that_is_wrong(config, golden, fields, facts):
         {"model_type": "gptj", "n_embd": 8, "n_layer": 1, "n_head": 2, "rotary_dim": 100},  # more than a head has
     ],
 )
-def test_a_config_whose_heads_cannot_be_is_an_error(config, fields):
+def test_config_with_impossible_head_counts_is_refused(config, fields):
     path = config(**fields)
     assert _error(load_model, path).startswith(f"{path}: ")
 
@@ -528,7 +528,7 @@ TODO = "give package.module:callable to trace its module, or describe it in a YA
          "'quux'; by its fields it is nearest to nemotron_h (mamba_num_heads, ssm_state_size); "),
     ],
 )  # fmt: skip
-def test_an_unknown_architecture_is_told_the_family_that_its_fields_are_like(config, fields, said):
+def test_error_for_an_unknown_architecture_names_the_nearest_family(config, fields, said):
     path = config(**fields)
     error = _error(load_model, path)
     assert error.startswith(f"{path}: model_type: no architecture for {said}")
@@ -538,7 +538,7 @@ def test_an_unknown_architecture_is_told_the_family_that_its_fields_are_like(con
     )
 
 
-def test_of_families_whose_fields_are_alike_the_first_by_name_is_told(config):
+def test_ties_between_nearest_families_resolve_alphabetically(config):
     """Whatever the order in which a run of Python has the fields of a set: with this seed sums of floats differ."""
     published = dict(read_yaml(data_dir("models") / "glm-4-9b.yaml").section("config").data)
     code = "import sys; from llmviewer.model_files import load_model; load_model(sys.argv[1])"
@@ -571,7 +571,7 @@ LORA = {"peft_type": "LORA", "base_model_name_or_path": "meta-llama/Llama-2-7b-h
          "meta-llama/Llama-2-7b-hf")),
     ],
 )  # fmt: skip
-def test_an_adapter_is_told_its_base_model_and_its_technique(tmp_path, fields, said):
+def test_error_for_an_adapter_names_its_base_model_and_technique(tmp_path, fields, said):
     for file in ("adapter_config.json", "adapter_model.safetensors"):
         (tmp_path / file).write_text(json.dumps({**LORA, **fields}))
         for given in (tmp_path, tmp_path / file):
@@ -592,7 +592,7 @@ def test_a_field_that_nothing_reads_is_noted(config):
         ({"model_type": "arcee"}, "fp16", "as the field serves models"),
     ],
 )  # fmt: skip
-def test_a_config_that_says_no_dtype_is_noted(config, fields, dtype, why):
+def test_config_without_a_dtype_is_noted(config, fields, dtype, why):
     path = config(**fields, torch_dtype=None)
     model = load_model(path)
     assert model.format.name == dtype
@@ -600,7 +600,7 @@ def test_a_config_that_says_no_dtype_is_noted(config, fields, dtype, why):
     assert load_model(config(**fields, torch_dtype="float32")).format.name == "fp32"
 
 
-def test_what_has_no_effect_or_no_kernel_is_noted():
+def test_options_without_effect_or_kernel_are_noted():
     notes = analyze("llama-2-7b", "t4", quant="W4A16g4096", mla="absorbed").notes
     assert "mla absorbed has no effect: llama-2-7b has no latent attention" in notes
     assert "quantization groups of 4096 do not divide rows of 11008 (down_proj): kernels refuse or pad them" in notes

@@ -146,7 +146,7 @@ def test_llama_cpp_streams_weights_of_prompts_to_the_device():
         ({"host": CPU, "on_host": "layers=2", "tp": 2}, "host: launches run on the host of one device"),
     ],
 )
-def test_what_cannot_be_is_refused(options, message):
+def test_invalid_host_placements_are_refused(options, message):
     with pytest.raises(InputError, match=f"^{message}"):
         analyze("llama-3.1-8b", "rtx-4090", **options)
 
@@ -196,7 +196,7 @@ def test_analyze_expects_what_the_fit_does():
     assert analysis.generation.expected_tpot_s == pytest.approx(one.expected_s(factors), rel=0.02)
 
 
-def test_what_would_fit_beside_a_host_is_said():
+def test_host_weights_are_never_fetched():
     """Weights on the host are not fetched, whatever is offloaded besides."""
     text = str(analyze("qwen3-30b-a3b", "rtx-2080", quant="Q4_K_M", host=CPU, on_host="experts=20"))
     assert "does not fit" in text

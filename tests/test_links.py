@@ -75,7 +75,7 @@ def test_seventy_billion_parameters_in_fp16_need_six_bridged_cards_of_24_gb():
     assert found == [False, False, True]
 
 
-def test_devices_with_nothing_but_a_network_talk_over_it():
+def test_devices_without_scale_up_links_use_scale_out_links():
     found = analyze("llama-3.1-8b", "gb10", layout="tp=2")
     assert "gb10 has no scale-up link: devices communicate over scale-out links (25.0 GB/s each)" in found.notes
     (reduced,) = (op for op in found.phases.decode.operators if op.name == "o_proj_all_reduce")
@@ -83,7 +83,7 @@ def test_devices_with_nothing_but_a_network_talk_over_it():
 
 
 @pytest.mark.parametrize(("name", "missing"), [("mi308x", "scale_out"), ("m1", "scale_up")])
-def test_links_that_are_not_known_are_asked_for(name, missing):
+def test_unknown_link_bandwidth_is_refused(name, missing):
     with pytest.raises(InputError, match=rf"^{name} has no {missing}\.bandwidth in its file"):
         _ = Setting.of("llama-3.1-8b", name, layout="tp=16").plan
 
@@ -138,7 +138,7 @@ def test_tokens_go_to_experts_in_the_type_of_their_operands_and_come_back_in_16_
     assert bool(evaluate(copies.conversion(), PROMPT)) == (bits < 16)
 
 
-def test_parts_of_blocks_that_share_a_scale_are_said():
+def test_note_names_quantization_blocks_cut_by_tensor_parallelism():
     cut = "tp=32 cuts quantization blocks of "
     (found,) = (note for note in analyze("deepseek-v3", "h200-sxm", layout="tp=32").notes if note.startswith(cut))
     assert "expert_down_proj" in found
@@ -176,7 +176,7 @@ TWO = "two-batch overlap needs collectives and no pipeline; give tp, cp or ep, a
         ({"tp": 2, "pp": 2, "two_batch_overlap": True}, ["--tp", "2", "--pp", "2", "--two-batch-overlap"], TWO),
     ],
 )  # fmt: skip
-def test_ways_to_work_together_that_are_of_no_use_are_refused(given, options, message, capsys):
+def test_layout_options_without_effect_are_refused(given, options, message, capsys):
     with pytest.raises(InputError) as caught:
         Layout(**given)
     assert str(caught.value) == message
@@ -185,7 +185,7 @@ def test_ways_to_work_together_that_are_of_no_use_are_refused(given, options, me
     assert capsys.readouterr() == ("", f"llmviewer: {typed}\n")
 
 
-def test_of_several_layouts_each_has_the_ways_that_are_of_use_to_it():
+def test_shared_options_apply_only_to_layouts_that_use_them():
     found = layouts([{}, {"tp": 2}, {"pp": 2}], overlap=True, micro_batches=4, hierarchical_all_to_all=False)
     assert found == [Layout(), Layout(tp=2, overlap=True), Layout(pp=2, micro_batches=4)]
     with pytest.raises(InputError, match="overlap needs collectives"):
@@ -200,6 +200,6 @@ def test_of_several_layouts_each_has_the_ways_that_are_of_use_to_it():
          "--kv-transfer needs separate prefill and decode workers; give --prefill-hardware or --decode-hardware"),
     ],
 )  # fmt: skip
-def test_ways_to_wait_for_what_is_not_sent_are_refused(options, message, capsys):
+def test_transfer_options_without_transfers_are_refused(options, message, capsys):
     assert main(["analyze", "llama-2-7b", "h100-sxm", *options]) == 2
     assert capsys.readouterr() == ("", f"llmviewer: {message}\n")

@@ -88,7 +88,7 @@ def test_without_measured_kernels_speeds_are_bounds():
     assert json.loads(REPORT.json(result))["inputs"]["engine"] is None
 
 
-def test_the_largest_come_first_and_the_rest_is_named():
+def test_largest_models_come_first_and_the_others_are_listed():
     result = fit("rtx-4090", models=["qwen3-"], limit=2)
     assert len(result.fitting) == 2
     assert "qwen3-8b" in result.unevaluated

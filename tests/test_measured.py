@@ -20,7 +20,7 @@ def bare():
 
 
 @pytest.mark.parametrize("name", QUANTITIES)
-def test_the_verdict_follows_from_where_the_time_lies(bare, name):
+def test_verdict_depends_on_bound_and_interval(bare, name):
     bound, expected = getattr(bare, name), getattr(bare, f"expected_{name}")
     low, high = (getattr(bare, f"expected_{name.removesuffix('_s')}_{end}_s") for end in ("low", "high"))
     times = {
@@ -35,7 +35,7 @@ def test_the_verdict_follows_from_where_the_time_lies(bare, name):
         assert one.of_expected == pytest.approx(time_s / expected)
 
 
-def test_a_rate_is_rated_as_the_time_of_its_generation(bare):
+def test_measured_throughput_gets_the_verdict_of_its_latency(bare):
     tokens = ASKED["batch"] * 128
     for factor in (0.5, 1.5, 2.0, 3.0):
         time_s = factor * bare.latency_s
@@ -84,13 +84,13 @@ def test_a_rate_is_rated_as_the_time_of_its_generation(bare):
         )),
     ],
 )  # fmt: skip
-def test_it_is_told_what_that_means_and_what_to_try(more, measured, said):
+def test_verdict_explains_the_gap_and_suggests_a_next_step(more, measured, said):
     (one,) = analyze(**{**ASKED, **more}, measured=measured).measured
     assert re.sub(r"[\d.]+(?=x\b| ms| s:| tokens/s)", "#", one.said) == said
     assert f": {fold(one.of_bound)} the bound" in one.said
 
 
-def test_every_report_has_it():
+def test_every_report_format_shows_the_measured_verdict():
     found = analyze("gpt2", "t4", measured={"tpot_s": 0.01, "tokens_per_s": 90})
     for text in (REPORT.text(found), REPORT.markdown(found), REPORT.html(found)):
         words = " ".join(text.split())
@@ -114,7 +114,7 @@ def test_every_report_has_it():
         (["tpot_s"], "measured must be a mapping of quantities to numbers; got ['tpot_s']"),
     ],
 )
-def test_what_cannot_be_is_said_in_a_line(measured, error):
+def test_invalid_measurements_are_refused_in_one_line(measured, error):
     with pytest.raises(InputError) as raised:
         analyze("gpt2", "t4", measured=measured)
     assert str(raised.value) == error
@@ -142,7 +142,7 @@ def test_what_cannot_be_is_said_in_a_line(measured, error):
          "--measured is not supported with --prefill-... and --decode-...; leave one of them out"),
     ],
 )  # fmt: skip
-def test_the_command_says_it_by_the_name_of_the_option(words, error, capsys):
+def test_command_line_errors_name_the_option(words, error, capsys):
     assert main(["analyze", *words.split()]) == 2
     assert capsys.readouterr() == ("", f"llmviewer: {error}\n")
 
@@ -154,7 +154,7 @@ def test_the_command_reads_times_and_rates(capsys):
     assert {one["quantity"]: one["measured"] for one in found} == {"tpot_s": 0.025, "ttft_s": 0.8, "tokens_per_s": 90}
 
 
-def test_a_scenario_says_it_too(tmp_path, capsys):
+def test_scenario_files_take_measured_times(tmp_path, capsys):
     file = tmp_path / "setting.yaml"
     file.write_text("model: gpt2\nhardware: t4\nmeasured: [tpot=25ms]\n")
     assert main(["analyze", "--scenario", str(file)]) == 0

@@ -118,7 +118,7 @@ def test_the_peak_of_a_long_prefill_is_in_the_mlp_and_of_a_short_one_in_the_logi
     assert vocabulary.activation_bytes == 2 * (4096 + 128256)  # normed, logits of one token
 
 
-def test_totals_and_what_fits():
+def test_total_bytes_max_batch_and_max_context_by_hand():
     found = analyze("llama-2-7b", "rtx-4090", batch=4, prompt=1000, gen=24).memory
     total = 2 * LLAMA_2_7B + 4 * 1024 * 524288 + 4 * 1000 * 2 * (4096 + 3 * 11008)
     assert found.total_bytes == total
@@ -130,7 +130,7 @@ def test_totals_and_what_fits():
     assert found.max_context == tokens + 24
 
 
-def test_what_fits_exactly_fits():
+def test_memory_need_equal_to_capacity_fits():
     device = load_hardware("a100-sxm-80gb")
     need = analyze("llama-2-7b", device, prompt=100, gen=10).memory.total_bytes
     exact, short = (
@@ -202,7 +202,7 @@ def test_the_largest_batch_fits_and_one_more_does_not(model, device, asked):
         {"techniques": ["speculative:draft=llama-3.2-1b,gamma=4,alpha=0.7"], "tpot": 0.01},
     ],
 )
-def test_the_largest_batch_within_a_time_per_token_keeps_to_it_and_one_more_does_not(asked):
+def test_largest_batch_within_a_tpot_target_meets_it_and_one_more_misses_it(asked):
     found = analyze("llama-3.1-8b", "h100-sxm", batch="max", **asked)
     goal, batch = asked.pop("tpot"), found.request.batch
     assert (found.request.largest, found.request.tpot_s) == (True, goal)
@@ -214,12 +214,12 @@ def test_the_largest_batch_within_a_time_per_token_keeps_to_it_and_one_more_does
     assert not re.search(r"\bbatch \d", found.phases.decode.advice)  # no more, which would take longer
 
 
-def test_a_time_per_token_that_all_batches_keep_to_changes_nothing():
+def test_loose_tpot_target_does_not_change_the_largest_batch():
     found, most = (analyze("llama-3.1-8b", "l4", batch="max", **asked).request.batch for asked in ({"tpot": 9}, {}))
     assert found == most
 
 
-def test_a_largest_batch_that_there_is_not_is_told_in_a_line():
+def test_batch_max_is_refused_in_one_line_when_nothing_fits():
     with pytest.raises(InputError) as small:
         analyze("llama-3.1-70b", "rtx-4090", batch="max", quant="W8A16")
     assert str(small.value) == (
@@ -246,7 +246,7 @@ def test_a_largest_batch_that_there_is_not_is_told_in_a_line():
 
 
 @pytest.mark.parametrize("form", ["text", "markdown"])
-def test_positions_are_told_where_memory_has_room_for_more(capsys, form):
+def test_report_states_the_model_maximum_when_memory_fits_a_longer_context(capsys, form):
     assert main(["analyze", "gpt2", "l4", "--format", form]) == 0
     most = analyze("gpt2", "l4").memory.max_context
     words = " ".join(capsys.readouterr().out.split())

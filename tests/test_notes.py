@@ -33,7 +33,7 @@ def notes(begin, *asked, **more):
         ("W4A4", "int4 weights and int4", "sq kernels, with 8-bit weights and 8-bit"),
     ],
 )
-def test_what_stands_in_for_formats_that_were_not_measured_is_told(quant, wanted, told):
+def test_note_names_the_stand_in_for_an_unmeasured_format(quant, wanted, told):
     (note,) = notes(_STANDS_IN, "llama-3.1-8b", "h100-sxm", quant=quant)
     formats = wanted.replace(" and ", " with ")
     assert note == (
@@ -46,14 +46,14 @@ def test_formats_that_were_measured_need_no_note(quant):
     assert not notes(_STANDS_IN, "llama-3.1-8b", "h100-sxm", quant=quant)
 
 
-def test_what_stands_in_is_told_of_experts_and_of_parts():
+def test_stand_in_notes_name_the_experts_and_layers_concerned():
     (note,) = notes(_STANDS_IN, "mixtral-8x7b", "h100-sxm", quant="W16A16,expert_*=W3A16")
     assert "(expert_gate_proj, expert_up_proj, expert_down_proj): expected at the efficiency of int4" in note
     (note,) = notes(_STANDS_IN, "llama-3.1-8b", "h100-sxm", quant="W4A16g128,down_proj=W6A16")
     assert "(down_proj): expected at the efficiency of int8_wo kernels" in note
 
 
-def test_what_the_library_that_was_asked_for_has_not_is_told_with_whose_kernels_are_expected():
+def test_note_names_the_library_used_where_the_requested_one_was_not_measured():
     asked = "llama-3.1-8b", "h100-sxm"
     begin = "no measured "
     assert notes(begin, *asked, quant="W4A16g128", library="vllm") == [
@@ -75,12 +75,12 @@ def test_what_the_library_that_was_asked_for_has_not_is_told_with_whose_kernels_
     assert kernel.source == source
 
 
-def test_nothing_stands_in_where_nothing_is_expected():
+def test_no_stand_in_note_without_expected_times():
     assert not notes(_STANDS_IN, "llama-3.1-8b", "tpu-v5e", quant="W3A16")
     assert not notes(_STANDS_IN, "llama-2-7b", "h100-sxm", quant="W3A3", accounting="survey")
 
 
-def test_a_model_whose_weights_are_all_in_fp32_is_told_apart():
+def test_fp32_models_get_a_note_on_16_bit_serving():
     assert notes("gpt2 is", "gpt2", "h100-sxm") == [
         "gpt2 is published in fp32; it is usually served in 16 bits (--quant bf16)"
     ]
@@ -89,7 +89,7 @@ def test_a_model_whose_weights_are_all_in_fp32_is_told_apart():
     assert not notes("llama-3.1-8b comes", "llama-3.1-8b", "h100-sxm")
 
 
-def test_ranks_without_a_sequence_are_told():
+def test_note_counts_ranks_without_a_sequence():
     assert notes("batch ", "llama-3.1-8b", "h100-sxm", batch=4, layout="dp=8") == [
         "batch 4 is less than dp=8: 4 of 8 devices have no sequence and are idle"
     ]
@@ -102,7 +102,7 @@ def test_ranks_without_a_sequence_are_told():
     assert not notes("batch ", "llama-3.1-8b", "h100-sxm", batch=8, layout="dp=8")
 
 
-def test_an_engine_that_brings_another_library_says_so():
+def test_note_names_the_kernel_library_of_an_engine():
     usual = Kernels(load_hardware("h100-sxm")).library
     other, same = ("openppl", "cublas"), {"vllm": "vllm", "sglang": "lightllm", "trtllm": "tensorrt-llm"}.get(usual)
     assert notes("expected times use ", "gpt2", "h100-sxm", engine=other[0]) == [
@@ -113,7 +113,7 @@ def test_an_engine_that_brings_another_library_says_so():
     assert not notes("expected times use ", "gpt2", "h100-sxm")
 
 
-def test_little_to_spare_is_told_where_the_batch_was_given():
+def test_note_warns_of_little_free_memory_at_a_given_batch():
     kept = "allocators, engines and drivers (0.3 to 1 GB for a CUDA context) are not counted"
     asked = {"prompt": 1024, "layout": "tp=8"}
     assert notes("138 MB", "deepseek-v3", "h100-sxm", **asked) == [f"138 MB free may be too little: {kept}"]
@@ -121,7 +121,7 @@ def test_little_to_spare_is_told_where_the_batch_was_given():
     assert not any(kept in note for note in notes("", "llama-3.1-8b", "h100-sxm", batch="max"))
 
 
-def test_models_that_the_last_cache_holds_are_named():
+def test_note_names_models_that_fit_in_the_last_level_cache():
     small = analyze("llama-68m", "mi300x", quant="bf16")
     held = small.memory.weight_bytes + small.memory.kv_cache_bytes
     assert held < 256 * 2**20

@@ -40,7 +40,7 @@ def _crossed(setting, workload, phase):
 # By hand.
 
 
-def test_a_step_fetches_its_part_of_all_weights_but_of_embeddings_what_it_reads():
+def test_decode_step_fetches_the_offloaded_fraction_of_weights_and_only_the_used_embedding_rows():
     setting = Setting.of("opt-30b", T4, offload="weights=0.5")
     rows = 2 * 4 * 7168 * 2  # of two tables, for 4 tokens
     tables = (50272 + 2050) * 7168 * 2
@@ -62,7 +62,7 @@ def test_a_prefill_leaves_its_cache_and_a_step_fetches_it():
     assert _crossed(setting, STEP, "decode") == {"host": 0.5 * 4 * 513 * CACHE, "to host": 0.5 * 4 * CACHE}
 
 
-def test_what_comes_from_storage_crosses_the_host_link_too():
+def test_transfers_from_storage_also_cross_the_host_link():
     setting = Setting.of("opt-30b", T4, offload="weights=0.25@storage kv=0.5")
     crossed = _crossed(setting, STEP, "decode")
     weights = _crossed(Setting.of("opt-30b", T4, offload="weights=0.25"), STEP, "decode")["host"]
@@ -95,7 +95,7 @@ def test_transfers_that_are_waited_for_are_launches_of_their_own():
     )
 
 
-def test_of_several_devices_each_fetches_its_own_part():
+def test_each_device_fetches_its_own_shard():
     one, two = (Setting.of("llama-2-7b", "h100-sxm", offload="weights=0.5 kv=0.5", layout=t) for t in ("", "tp=2"))
     whole, part = (_crossed(s, STEP, "decode") for s in (one, two))
     assert part["host"] == pytest.approx(whole["host"] / 2, rel=1e-3)  # norms are on both
@@ -157,7 +157,7 @@ def test_more_offloaded_is_never_faster_and_never_needs_more_device_memory(name,
 
 @settings(max_examples=25)
 @given(parts, parts, st.sampled_from(["", "@storage"]))
-def test_what_leaves_the_device_is_elsewhere(weights, kv, place):
+def test_offloaded_bytes_are_counted_on_host_or_storage(weights, kv, place):
     found = analyze("llama-2-7b", T4, offload=f"weights={weights}{place},kv={kv}").memory
     here = analyze("llama-2-7b", T4).memory
     together = found.weight_bytes + found.kv_cache_bytes + found.host_bytes + found.storage_bytes
@@ -165,7 +165,7 @@ def test_what_leaves_the_device_is_elsewhere(weights, kv, place):
     assert found.storage_bytes == pytest.approx(weights * here.weight_bytes if place else 0)
 
 
-def test_a_grid_says_what_an_analysis_says():
+def test_sweep_of_offloading_equals_single_analyses():
     asked = {"offload": "weights=0.5 kv=0.5", "batch": 2, "prompt": 100, "gen": 10}
     one, many = analyze("llama-2-7b", T4, **asked), sweep("llama-2-7b", T4, {"batch": [2]}, **{**asked, "batch": 1})
     assert many.columns["latency_s"][0] == pytest.approx(one.generation.latency_s)
@@ -194,7 +194,7 @@ def test_advice_offers_no_offloading_where_it_cannot_help():
     assert analyze("llama-2-70b", T4, layout="pp=4", prompt=64, gen=8, offload=share).memory.fits
 
 
-def test_reports_say_what_lies_elsewhere(capsys):
+def test_reports_state_offloaded_bytes_and_transfers(capsys):
     assert main(["analyze", "opt-30b", "t4", "--offload", "weights=0.9,kv=0.5", "--offload-sync"]) == 0
     text = capsys.readouterr().out
     assert "offloaded weights=0.9 kv=0.5 sync" in " ".join(text.split())
@@ -219,13 +219,13 @@ MUST = "must be weights=PART or kv=PART with a part from 0 to 1, such as weights
         ("kv=0.1 kv=0.2", f"offload 'kv=0.1 kv=0.2': {MUST}; got 'kv=0.2'"),
     ],
 )
-def test_what_is_not_understood(text, message):
+def test_malformed_offload_text_is_refused(text, message):
     with pytest.raises(InputError) as caught:
         parse_offload(text)
     assert str(caught.value) == message
 
 
-def test_what_cannot_be_offloaded():
+def test_offloading_without_kv_cache_or_storage_bandwidth_is_refused():
     with pytest.raises(InputError, match=r"offload 'kv=1': the model has no KV cache; leave kv out"):
         analyze("mamba-2.8b", "h100-sxm", offload="kv=1")
     with pytest.raises(InputError, match=r"t4 has no storage\.bandwidth in its file"):

@@ -30,7 +30,7 @@ def test_a_product_is_counted_by_hand():
 
 
 @pytest.mark.parametrize("quant", [None, "W4A16g128", "KV8"])
-def test_it_is_what_it_is_inside_a_model(quant):
+def test_kernel_estimate_equals_the_operator_inside_a_model(quant):
     asked = {"batch": 16, "prompt": 1000, "gen": 2, "quant": quant}
     down = operator("down_proj", "decode", "llama-3-8b", **asked)
     (alone,) = llmviewer.kernel("gemm", "h100-sxm", {"M": 16, "N": 4096, "K": 14336}, quant=quant)
@@ -52,7 +52,7 @@ def test_latent_attention_reads_its_cache_once():
     assert alone.expected_time_s == pytest.approx(own.expected_time_s / own.repeat)
 
 
-def test_experts_in_one_kernel_keep_what_is_between_them():
+def test_fused_experts_store_no_intermediate_tensors():
     names = ("permute", "expert_gate_proj", "expert_up_proj", "expert_act", "expert_down_proj", "combine")
     asked = {"batch": 1, "prompt": 4096, "gen": 1, "quant": "W16A16"}
     parts = [operator(name, "prefill", "mixtral-8x7b", "h200-sxm", **asked) for name in names]
@@ -107,13 +107,13 @@ def test_where_nothing_was_measured_there_is_the_bound_alone():
          "attention: q_heads must be a multiple of kv_heads; got 4 and 3"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_said_in_a_line(kernel, sizes, error):
+def test_invalid_sizes_are_refused_in_one_line(kernel, sizes, error):
     with pytest.raises(InputError) as caught:
         llmviewer.kernel(kernel, "h100-sxm", sizes)
     assert str(caught.value) == error
 
 
-def test_the_command_tells_how_good_a_time_is(capsys):
+def test_command_rates_a_measured_time_against_the_bound(capsys):
     assert (
         main(["kernel", "gemm", "h200-sxm", "M=1", "N=8192", "K=28672", "--quant", "W4A16g128", "--measured", "33us"])
         == 0
@@ -159,7 +159,7 @@ def test_a_time_below_the_bound_is_not_called_fast(size, time, why, capsys):
          "gemm: no size 'dtype'; there is K, M, N (formats are --quant)"),
     ],
 )  # fmt: skip
-def test_words_that_cannot_be_are_said_in_a_line(words, error, capsys):
+def test_invalid_command_line_arguments_are_refused_in_one_line(words, error, capsys):
     assert main(["kernel", "gemm", *words]) == 2
     assert capsys.readouterr().err == f"llmviewer: {error}\n"
 

@@ -118,7 +118,7 @@ def by_turns(rate, through, every, step, turns):
 
 @pytest.mark.slow("tries every setting by hand")
 @pytest.mark.parametrize("expected", [False, True], ids=["bound", "expected"])
-def test_it_is_what_every_setting_tried_by_hand_gives(expected):
+def test_plan_equals_an_exhaustive_search(expected):
     devices, layouts = ("h100-sxm", "l40s", "mi300x", "rtx-4090"), ("", "tp=2", "tp=4", "pp=2")
     quants, limits = ("published", "fp8", "W4A16g128"), (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
     for goals in (GOALS, {"rate": 0.3, "ttft": 0.3, "tpot": 0.05}, {"rate": 12, "ttft": 2, "tpot": 0.1}):
@@ -143,7 +143,7 @@ def test_it_is_what_every_setting_tried_by_hand_gives(expected):
         assert prices[0] == min(prices) == found.best.usd_per_h
 
 
-def test_what_is_expected_takes_no_less_than_the_bound(found):
+def test_expected_plans_need_no_fewer_devices_than_the_bound(found):
     for one in found.within_targets:
         least = one.at_bound
         assert one.copies >= least.copies
@@ -162,7 +162,7 @@ def test_what_is_expected_takes_no_less_than_the_bound(found):
 
 
 @pytest.mark.slow("plans over many settings")
-def test_devices_whose_kernels_nobody_measured_are_named():
+def test_devices_without_measured_kernels_are_listed():
     found = plan("llama-3.1-8b", hardware=["h100-sxm", "trainium2", "tpu-v6e"], rate=4, tpot=0.05)
     assert {one.hardware.name for one in found.unmeasured} == {"trainium2", "tpu-v6e"}
     assert all(one.at_bound is None for one in found.unmeasured)
@@ -170,7 +170,7 @@ def test_devices_whose_kernels_nobody_measured_are_named():
     assert found.best.hardware.name == "h100-sxm"
 
 
-def test_where_nothing_is_expected_of_any_device_it_says_so(capsys):
+def test_report_falls_back_to_bounds_without_measured_kernels(capsys):
     assert main(["plan", "llama-3.1-8b", "--rate", "4", "--hardware", "tpu-v6e", "--layout", "", "--quant", "fp8"]) == 0
     words = " ".join(capsys.readouterr().out.split())
     assert "No plan is known to meet the targets. At the bound, 1 x tpu-v6e, fp8" in words
@@ -186,7 +186,7 @@ def test_an_engine_is_planned_for():
     assert fast.kernels == "TensorRT-LLM"
 
 
-def test_it_keeps_to_what_is_asked(found):
+def test_plans_meet_targets_and_device_limit(found):
     for one in found.within_targets:
         assert one.ttft_s <= 0.5
         assert one.tpot_s <= 0.03
@@ -209,7 +209,7 @@ def test_the_cheapest_comes_first_and_those_without_a_price_last(found):
     assert set(found.unpriced) == {"mi355x"}
 
 
-def test_nobody_beats_those_of_the_front(found):
+def test_no_plan_dominates_the_pareto_front(found):
     def least(one):
         numbers = (one.usd_per_h, one.watts, one.devices, one.ttft_s, one.tpot_s, -one.rate_within)
         return [math.inf if math.isnan(x) else x for x in numbers]
@@ -228,7 +228,7 @@ def test_a_phone_has_room_for_the_times_of_the_figure(found):
     assert 2 <= len(pareto_front(alone, "tpot_s", "").layout.xaxis.tickvals) <= 4
 
 
-def test_simulated_it_keeps_to_the_goals(found):
+def test_simulated_plan_meets_its_targets(found):
     best = found.best
     asked = found.simulation(best)
     quant = {} if best.quant == "published" else {"quant": best.quant}
@@ -244,7 +244,7 @@ def test_simulated_it_keeps_to_the_goals(found):
     assert run.usage.crowded_s < 0.03 * run.usage.busy_s
 
 
-def test_the_plan_that_is_recommended_keeps_its_targets_when_it_is_simulated():
+def test_recommended_plan_meets_its_targets_in_simulation():
     asked = {"rate": 4, "hardware": ["h100-sxm"], "quants": ["fp8", "W4A16g128"], "engine": "vllm"}
     found = plan("llama-3.1-70b", ttft="p99=0.5", tpot="p95=0.03", confirm=True, **asked)
     best = found.recommended
@@ -321,7 +321,7 @@ def test_harder_goals_never_cost_less():
         ("h100-sxm", {"layouts": ["tp=4"], "batches": [2, 3], "rate": 0.6}, "batch: "),
     ],
 )
-def test_what_rules_a_device_out(device, options, reason):
+def test_rejection_names_the_exceeded_limit(device, options, reason):
     found = plan("llama-3.1-70b", hardware=[device], quants=["published"], bound=True, **{"rate": 4, **options})
     assert found.within_targets == ()
     assert found.best is None
@@ -330,7 +330,7 @@ def test_what_rules_a_device_out(device, options, reason):
     assert one.excess > 1
 
 
-def test_at_a_higher_rate_than_is_told_as_many_copies_keep_to_it_no_more():
+def test_stated_maximum_rate_is_the_highest_for_the_replica_count():
     asked = {"hardware": ["h100-sxm", "l40s"], "layouts": ["tp=2", "tp=4"], "quants": ["fp8", "W4A16g128"]}
     goals = {"ttft": 0.5, "tpot": 0.03, "max_devices": 8}
     found = plan("llama-3.1-70b", rate=2, **asked, **goals)
@@ -379,7 +379,7 @@ def test_experts_are_shared_out_among_as_many_as_divide_them(model, parts):
     assert set(usual[len(LAYOUTS) :]) == {f"{name}={n} ep={n}" for name in ("tp", "dp") for n in parts}
 
 
-def test_the_command_that_is_told_simulates_the_best(capsys):
+def test_suggested_command_simulates_the_best_plan(capsys):
     asked = ["--ttft", "0.5", "--tpot", "0.03", "--hardware", "h100-sxm", "--hardware-set", "memory.bandwidth=1.5x"]
     assert main(["plan", "llama-3.1-8b", "--rate", "40", "--quant", "fp8", "--layout", "tp=2", *asked]) == 0
     text = capsys.readouterr().out
@@ -404,7 +404,7 @@ def test_names_of_many_devices_stay_within_a_terminal():
     assert max(map(len, REPORT.text(found).splitlines())) <= 80
 
 
-def test_a_plan_is_shown_in_a_line_or_two(found):
+def test_repr_of_a_plan_is_short(found):
     assert len(repr(found)) < 1000
     assert repr(found).startswith("Serving Llama 3.1 70B: 4 requests/s")
 
@@ -425,7 +425,7 @@ def test_the_most_that_a_device_serves_is_what_its_memory_allows():
 
 
 @pytest.mark.parametrize(("factor", "even"), [(0.5, True), (1.1, False)])
-def test_a_goal_that_no_kernel_reaches_is_told_from_one_that_measured_ones_miss(factor, even):
+def test_report_separates_targets_below_the_bound_from_targets_measured_kernels_miss(factor, even):
     asked = {"hardware": ["h100-sxm"], "quants": ["published"], "layouts": [""], "rate": 0.1, "max_devices": 1}
     bound = plan("llama-3.1-8b", bound=True, **asked).best.tpot_s
     text = " ".join(REPORT.text(plan("llama-3.1-8b", tpot=factor * bound, **asked)).split())
@@ -435,14 +435,14 @@ def test_a_goal_that_no_kernel_reaches_is_told_from_one_that_measured_ones_miss(
     assert ("At the bound, 1 x h100-sxm, published: 3.2 USD/h: no kernels need less." in text) != even
 
 
-def test_what_has_no_price_is_not_said_to_be_the_cheapest():
+def test_devices_without_a_price_are_not_called_cheapest():
     asked = {"hardware": ["rtx-pro-5000"], "quants": ["published"], "layouts": [""], "rate": 0.1, "max_devices": 1}
     bound = plan("llama-3.1-8b", bound=True, **asked).best.tpot_s
     text = " ".join(REPORT.text(plan("llama-3.1-8b", tpot=1.1 * bound, **asked)).split())
     assert "No plan meets the targets. At the bound 1 x rtx-pro-5000, published would meet the targets." in text
 
 
-def test_what_nobody_can_buy_is_left_out_unless_it_is_named():
+def test_announced_devices_are_left_out_unless_named():
     asked = {"rate": 1, "quants": ["fp8"], "layouts": [""], "bound": True}
     every, named = plan("llama-3.1-8b", **asked), plan("llama-3.1-8b", hardware=["b100", "l4"], **asked)
     looked_at = {one.hardware.name for one in (*every.within_targets, *every.rejected)}
@@ -456,7 +456,7 @@ def test_what_nobody_can_buy_is_left_out_unless_it_is_named():
     assert {one.hardware.name for one in named.within_targets} == {"b100", "l4"}
 
 
-def test_a_text_has_the_nearest_of_those_that_do_not_keep_to_it_and_files_have_all():
+def test_text_lists_the_nearest_rejected_devices_and_files_list_all():
     found = plan("llama-3.1-70b", rate=1, ttft=0.2, tpot=0.02, quants=["fp8"], layouts=["", "tp=2"], bound=True)
     names = [one.hardware.name for one in found.rejected]
     assert len(names) > 30
@@ -484,7 +484,7 @@ def test_a_text_has_the_first_rows_of_long_tables_and_files_have_all():
     assert [table.count("\n|") - 1 for table in tables[:2]] == [each, front]
 
 
-def test_of_how_many_the_price_is_known_is_told_first():
+def test_headline_states_how_many_devices_have_a_price():
     asked = {"rate": 1, "quants": ["fp8"], "layouts": [""]}
     some = plan("llama-3.1-8b", hardware=["h100-sxm", "rtx-pro-5000"], **asked)
     assert (some.priced, some.considered) == (1, 2)
@@ -507,7 +507,7 @@ def test_of_how_many_the_price_is_known_is_told_first():
 
 
 @pytest.mark.slow("plans over many settings")
-def test_what_is_low_is_chosen_by_what_is_known():
+def test_default_criterion_depends_on_known_prices_and_powers():
     asked = {"rate": 1, "tpot": 0.05, "quants": ["fp8"]}
     assert plan("llama-3.1-8b", hardware=["rtx-pro-5000", "a30"], **asked).by is Criterion.ENERGY
     bought = plan("llama-3.1-8b", hardware=["rtx-pro-5000", "rtx-4080"], years=3, **asked)
@@ -526,7 +526,7 @@ def test_experts_and_latent_attention_are_planned_for():
     assert {str(one.layout) for one in found.within_targets} >= {"tp=8"}
 
 
-def test_progress_is_told():
+def test_progress_counts_combinations_once():
     told = []
     found = plan(
         "llama-3.1-8b", hardware=["l4", "l4"], rate=1, layouts=["", "tp=2"], quants=["fp8", "KV8", "fp8"],
@@ -599,7 +599,7 @@ def test_one_of_something_is_not_called_several():
         assert not re.search(r"\b1 (devices|tokens|copies|settings)\b", said)
 
 
-def test_what_is_paid_for_one_device_is_what_if_of_it_alone():
+def test_what_if_prices_apply_to_the_named_device_only():
     asked = {"hardware": ["h100-sxm", "l40s", "nvidia-l4"], "quants": ["fp8"], "rate": 1, "bound": True}
     changes = ["l40s:price.cloud=0.5 USD/h", "l4:price.cloud=9 USD/h", "nvidia-l4:power.tdp=2x"]
     found = plan("llama-3.1-8b", hardware_set=changes, **asked)
@@ -720,7 +720,7 @@ def test_devices_may_be_named_in_several_options_or_in_one(capsys):
     assert "hardware: nothing to plan with" in capsys.readouterr().err
 
 
-def test_what_cannot_be_planned():
+def test_encoder_models_and_invalid_options_are_refused():
     with pytest.raises(InputError, match="t5-base does not generate token by token"):
         plan("t5-base", rate=1, hardware=["l4"])
     with pytest.raises(InputError, match="batches must have a number above 1"):
@@ -752,7 +752,7 @@ def test_a_single_batch_may_be_tried():
     assert not plan("llama-3.1-8b", rate=50, hardware=["h100-sxm"], batches=[8], max_devices=1, bound=True).best
 
 
-def test_a_rate_that_is_a_reason_is_less_than_what_is_needed():
+def test_rejection_for_rate_states_a_rate_below_the_requested_one():
     """Steps that are always full serve more than a steady state sustains, in which some are not."""
     asked = {"hardware": ["l4"], "layouts": ["tp=4 pp=2"], "quants": ["fp8KV8"], "prompt": 1024, "gen": 256}
     (full,) = plan("llama-3.1-8b", rate=15, max_devices=8, **asked).rejected

@@ -88,7 +88,7 @@ def writers_by_hand(writes):
     return None
 
 
-def test_it_is_what_every_setting_tried_by_hand_gives():
+def test_disaggregated_plan_equals_an_exhaustive_search():
     devices, quants = ("h100-sxm", "l40s"), ("fp8", "fp8KV8")
     found = plan(
         "llama-3.1-70b", hardware=devices, prefill_hardware=devices, layouts=LAYOUTS, quants=quants, batches=LIMITS,
@@ -122,7 +122,7 @@ def test_it_is_what_every_setting_tried_by_hand_gives():
 
 @pytest.mark.parametrize("servers", [1, 2, 3, 8])
 @pytest.mark.parametrize("busy", [0.3, 0.7, 0.9])
-def test_what_a_prompt_waits_for_one_of_several_readers(servers, busy):
+def test_prefill_queueing_time_equals_that_of_round_robin_queues(servers, busy):
     """Customers of servers that all take as long go to them in turn, so each has a queue of its own (Lindley)."""
     if servers == 1:
         assert float(waited_s(busy, 1.0, servers)) == pytest.approx(busy / (2 * (1 - busy)))  # Pollaczek and Khinchine
@@ -175,7 +175,7 @@ def test_a_cache_travels_on_scale_up_links_within_a_domain():
 # --- laws ---
 
 
-def test_copies_that_do_both_are_those_of_a_plan_without_it(found):
+def test_aggregated_plans_equal_those_without_disaggregation(found):
     plain = plan(
         "llama-3.1-70b", hardware=["h100-sxm", "l40s"], layouts=LAYOUTS, quants=["fp8", "fp8KV8"], batches=LIMITS,
         by=str(found.by), **GOALS,
@@ -190,7 +190,7 @@ def test_copies_that_do_both_are_those_of_a_plan_without_it(found):
     assert plain.kv_transfer is None
 
 
-def test_it_keeps_to_what_is_asked(found):
+def test_disaggregated_plans_meet_targets_and_device_limit(found):
     assert apart(found)
     for one in apart(found):
         assert one.ttft_s <= GOALS["ttft"]
@@ -205,7 +205,7 @@ def test_it_keeps_to_what_is_asked(found):
         assert least.prefill_workers.devices <= one.prefill_workers.devices
 
 
-def test_at_a_higher_rate_than_is_told_as_many_devices_keep_to_it_no_more():
+def test_stated_maximum_rate_is_the_highest_for_the_device_count():
     asked = {"quants": ["fp8"], "disaggregated": True, "bound": True, **GOALS}
     own = {"hardware": ["h100-sxm"], "layouts": ["tp=2"]}
     (one,) = apart(plan("llama-3.1-70b", **asked, **own))
@@ -216,7 +216,7 @@ def test_at_a_higher_rate_than_is_told_as_many_devices_keep_to_it_no_more():
     assert all(each.devices > one.devices for each in above)
 
 
-def test_readers_do_not_wait_for_each_other():
+def test_prefill_workers_have_no_ranks_that_wait_for_each_other():
     asked = {"hardware": ["h200-sxm"], "quants": ["fp8"], "max_devices": 32, "bound": True, "rate": 6, "tpot": 0.05}
     found = plan("deepseek-v3", layouts=["dp=8 ep=8", "tp=8 ep=8"], disaggregated=True, **asked)
     assert {str(one.layout) for one in apart(found)} == {"ep=8 dp=8", "tp=8 ep=8"}
@@ -245,7 +245,7 @@ def test_readers_do_not_wait_for_each_other():
         "simulates what is planned",
     ),
 )
-def test_the_best_does_in_a_simulation_what_the_plan_says(model, options):
+def test_simulation_of_the_best_plan_has_its_planned_times(model, options):
     """At the bound, 2000 requests: within 1 % of the times, and more by what is drawn."""
     asked = {"hardware": ["h100-sxm"], "quants": ["published"], "max_devices": 64, "prompt": 1500, "gen": 100}
     found = plan(model, disaggregated=True, bound=True, **{**asked, "ttft": 0.4, "tpot": 0.05, **options})
@@ -260,7 +260,7 @@ def test_the_best_does_in_a_simulation_what_the_plan_says(model, options):
 # --- what was published ---
 
 
-def test_as_many_read_and_write_as_in_splitwise():
+def test_prefill_and_decode_worker_counts_match_splitwise():
     """Machines of eight for 130 requests/s of Azure's coding trace with BLOOM-176B, as the authors' simulator has them
     (github.com/Mutinifni/splitwise-sim, scripts/run_throughput.sh), which has kernels of 2023 and holds percentiles.
     """
@@ -356,7 +356,7 @@ def test_the_formats(found):
         ("rtx-4090", {"quants": ["published"], "prompt": 50000, "rate": 0.001}, "memory: 33.9 GB for a prefill while"),
     ],
 )
-def test_what_rules_a_pair_out(device, options, reason):
+def test_rejected_pair_names_the_exceeded_limit(device, options, reason):
     asked = {"rate": 4, "quants": ["fp8"], "layouts": [""], "max_devices": 8}
     found = plan("llama-3.1-8b", hardware=[device], bound=True, disaggregated=True, **{**asked, **options})
     assert not apart(found)

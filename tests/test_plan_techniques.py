@@ -49,7 +49,7 @@ def laid(model, layout, *techniques):
 @pytest.mark.parametrize("techniques", [(DRAFT,), ("eagle:nodes=5", PREFIX), ("retrieval",), ("medusa",), ("sparsity",),
                                         ("self-speculative", PREFIX), ()])  # fmt: skip
 @pytest.mark.parametrize("expected", [False, True])
-def test_many_devices_at_once_take_what_each_takes_by_itself(model, layout, techniques, expected):
+def test_vectorized_device_times_equal_those_of_single_devices(model, layout, techniques, expected):
     """Expected times are taken here as they are, and there as a line between some shapes."""
     load, found = laid(model, layout, *techniques)
     near = {"rel": 0.06 if expected else 1e-9}
@@ -84,7 +84,7 @@ def test_ranks_that_wait_for_each_other_draft_in_plans_as_in_steps(model, drafts
             assert times.single_prefill[place] == pytest.approx(steps.step_s([(read,), *[()] * 7]), rel=1e-3)
 
 
-def test_memory_of_a_plan_has_what_drafts_and_what_is_common_once():
+def test_plan_memory_counts_the_draft_model_and_one_shared_prefix():
     bare, drafted, common, own = (
         laid("llama-3.1-8b", "", *techniques)[1][0].needed.prefill_and_decode
         for techniques in ((), (DRAFT,), (PREFIX,), ("prefix-cache:tokens=600,common=false",))
@@ -97,7 +97,7 @@ def test_memory_of_a_plan_has_what_drafts_and_what_is_common_once():
 
 
 @pytest.mark.parametrize("techniques", [[DRAFT], [PREFIX], ["retrieval:tau=2", "prefix-cache:hit=0.8"]])
-def test_the_best_does_in_a_simulation_what_the_plan_says(techniques):
+def test_simulation_of_the_best_plan_has_its_planned_times(techniques):
     found = plan(
         "qwen2.5-7b", rate=12, hardware=["h100-sxm"], layouts=[""], quants=["published"], techniques=techniques,
         max_devices=1, bound=True,
@@ -108,7 +108,7 @@ def test_the_best_does_in_a_simulation_what_the_plan_says(techniques):
     assert run.closed.tpot_s == pytest.approx(found.best.tpot_s, rel=0.03)
 
 
-def test_prompts_in_a_cache_take_fewer_devices():
+def test_cached_prefixes_need_fewer_devices():
     asked = {"rate": 30, "ttft": 0.5, "prompt": 4000, "gen": 50, "hardware": ["l40s"], "layouts": [""], "by": "devices",
              "quants": ["fp8"], "bound": True}  # fmt: skip
     bare, hit = (plan("llama-3.1-8b", **asked, techniques=each).best for each in ((), ("prefix-cache:hit=0.75",)))
@@ -130,12 +130,12 @@ def test_a_pipeline_is_left_out_where_passes_are_arranged():
     ("mtp", r"^mtp: qwen2.5-7b has no known multi-token prediction layers"),
     ("quantized:scheme=smoothquant", r"^quantized: sets .*, and plan tries precisions; give --quant"),
 ])  # fmt: skip
-def test_what_cannot_be_planned_with_is_said(text, said):
+def test_techniques_that_cannot_be_planned_are_refused(text, said):
     with pytest.raises(InputError, match=said):
         plan("qwen2.5-7b", rate=1, hardware=["h100-sxm"], techniques=[text])
 
 
-def test_a_plan_says_with_what_and_how_to_simulate_it(tmp_path, capsys):
+def test_plan_states_its_techniques_and_a_simulate_command(tmp_path, capsys):
     asked = ["plan", "qwen2.5-7b", "--rate", "4", "--hardware", "h100-sxm", "--quant", "published", "--layout", "",
              "--max-devices", "1", "--bound", "--with", PREFIX, "--with", "retrieval"]  # fmt: skip
     assert main([*asked, "-o", str(tmp_path / "found.json")]) == 0
@@ -159,7 +159,7 @@ def test_a_plan_says_with_what_and_how_to_simulate_it(tmp_path, capsys):
     )
 
 
-def test_prompts_in_a_cache_are_read_in_pipelines_too():
+def test_cached_prefixes_are_planned_in_pipelines():
     load, found = laid("llama-3.1-8b", "pp=2", PREFIX)
     for own in found:
         times = own.bounds(load)
@@ -174,7 +174,7 @@ def test_prompts_in_a_cache_are_read_in_pipelines_too():
     assert np.mean(hit.ttft_s) == pytest.approx(hit.closed.ttft_s, rel=0.05)
 
 
-def test_layouts_that_do_not_divide_a_draft_are_said():
+def test_layouts_that_do_not_divide_a_draft_model_are_refused():
     asked = {"rate": 1, "hardware": ["h100-sxm"], "quants": ["published"], "max_devices": 8, "bound": True,
              "techniques": ["speculative:draft=llama-68m,alpha=0.6"]}  # fmt: skip
     assert {one.layout.tp for one in plan("llama-3.1-8b", **asked).within_targets} == {1, 2, 4}

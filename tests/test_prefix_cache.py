@@ -62,18 +62,18 @@ def least_recently_used(requests, room):
 
 @given(prompts(), st.integers(1, 60))
 @settings(deadline=None)
-def test_one_at_a_time_it_is_the_list_of_those_used_last(requests, room):
+def test_sequential_requests_hit_as_in_an_lru_list(requests, room):
     assert hits(requests, room) == least_recently_used(requests, room)
 
 
 @given(prompts(), st.integers(1, 60), st.integers(0, 30))
 @settings(deadline=None)
-def test_more_room_never_has_fewer_hits(requests, room, more):
+def test_larger_cache_never_has_fewer_hits(requests, room, more):
     """LRU is a stack algorithm: what is in a cache is in a larger one too (doi:10.1147/sj.92.0078)."""
     assert all(one <= other for one, other in zip(hits(requests, room), hits(requests, room + more), strict=True))
 
 
-def test_those_who_are_worked_on_share_blocks_and_keep_them():
+def test_running_requests_share_blocks_and_pin_them():
     cache = PrefixCache()
     one, other = ([PrefixBlock(name, 512, 2.0) for name in names] for names in ((1, 2, 3), (1, 2, 4)))
     cache.acquire(0, one)
@@ -124,7 +124,7 @@ def served(traffic, tokens, policy="chunked:8192", max_batch=64):
 
 
 @pytest.mark.parametrize("policy", ["static", "prefill-first:8192", "chunked:8192"])
-def test_without_end_of_memory_all_that_came_before_is_found(trace, policy):
+def test_unlimited_memory_hits_every_repeated_block(trace, policy):
     traffic = read_traffic(trace)
     found = served(traffic, 4_000_000, policy)
     assert np.array_equal(found.known, traffic.cached)
@@ -158,7 +158,7 @@ def lines(path, *rows):
     return read_traffic(path)
 
 
-def test_without_memory_to_spare_only_those_who_are_worked_on_have_hits(tmp_path):
+def test_without_free_memory_only_running_requests_share_blocks(tmp_path):
     """Prompts of four blocks that take turns in memory for one; two at once share what is alike."""
     turns = [(10_000 * at, 2048, [at % 2 * 10 + block for block in range(4)]) for at in range(6)]
     traffic = lines(tmp_path / "turns.jsonl", *turns)
@@ -172,7 +172,7 @@ def test_without_memory_to_spare_only_those_who_are_worked_on_have_hits(tmp_path
     assert found.usage.peak_bytes == pytest.approx((2048 + 512 + 2 * BLOCK) * token)
 
 
-def test_who_loses_a_cache_finds_what_is_left_of_it(tmp_path):
+def test_preempted_request_hits_its_remaining_blocks(tmp_path):
     """Answers grow until one of two has to go, and then the last block of its prompt; when it grows in turn, the last
     of the other's.
     """
@@ -184,7 +184,7 @@ def test_who_loses_a_cache_finds_what_is_left_of_it(tmp_path):
     assert (found.usage.known, found.usage.evicted) == (512, 1024)
 
 
-def test_the_report_says_hits_asked_for_hits_had_and_what_went(trace, capsys):
+def test_report_shows_possible_hits_actual_hits_and_evictions(trace, capsys):
     small = ["--hardware-set", "memory.capacity=3.2 GB"]
     asked = ["simulate", MODEL, DEVICE, "--arrivals", str(trace), "--bound", *small]
     assert main(asked) == 0

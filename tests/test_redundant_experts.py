@@ -54,7 +54,7 @@ def test_ranks_have_as_many_experts_and_all_tokens_between_them(nodes, more, ske
 
 
 @pytest.mark.parametrize(("skew", "tolerance"), [(0, 0.01), (0.6, 0.03)])
-def test_who_needs_a_token_is_counted_one_by_one(skew, tolerance):
+def test_ranks_per_token_equal_a_monte_carlo_count(skew, tolerance):
     """Tokens that choose 4 of 32 experts (systematic sampling), and any copy of each, which 8 ranks in two domains
     hold with 16 copies.
     """
@@ -98,7 +98,7 @@ def test_experts_of_a_rank_of_deployments_of_deepseek_v3(ep, redundant, each):
     assert {op.weight.shape[0] for _, op in graph if isinstance(op, ExpertsLinear)} == {each}
 
 
-def test_copies_take_memory_and_even_out_what_ranks_do():
+def test_redundant_experts_take_memory_and_balance_expert_load():
     asked = {"batch": 256, "prompt": 1000, "gen": 2, "expert_skew": 0.6}
     plain, copied = (
         llmviewer.analyze("deepseek-v3", "h200-sxm", layout=f"dp=32 ep=32 {more}", **asked)
@@ -135,7 +135,7 @@ def _speed(phase, layout, batch, length, skew):
     return batch / own.expected_time(phase, workload, batch * layout.dp).numbers()[0]
 
 
-def test_they_gain_what_sglang_reports_at_one_skew():
+def test_redundant_experts_gain_what_sglang_reports_at_one_skew():
     """lmsys.org/blog, 2025-05-05-large-scale-ep: 1.49 times as fast in prefills on 32 devices, 2.54 times in decode
     steps on 72, of which 256 experts without copies fill 64. The skew is chosen for the former.
     """
@@ -151,13 +151,13 @@ def test_they_gain_what_sglang_reports_at_one_skew():
 # What a user sees.
 
 
-def test_a_layout_in_one_text_says_it():
+def test_layout_text_round_trips_redundant_experts():
     layout = parse_layout("dp=32, ep=32, redundant-experts=32, two-batch-overlap")
     assert layout == Layout(dp=32, ep=32, redundant_experts=32, two_batch_overlap=True)
     assert parse_layout(str(layout)) == layout
 
 
-def test_a_report_says_how_even_ranks_are(capsys):
+def test_report_states_expert_load_imbalance(capsys):
     asked = ["analyze", "deepseek-v3", "h200-sxm", "--dp", "32", "--ep", "32", "--batch", "64"]
     for more, told in (
         (["--expert-skew", "0.6"], "Expert load is uneven: the busiest of 32 ranks has 2.21 times the mean"),
@@ -182,7 +182,7 @@ def test_a_report_says_how_even_ranks_are(capsys):
         ("tp=2 redundant-experts=2", "redundant experts need expert parallelism; give ep"),
     ],
 )
-def test_what_cannot_be_is_told(layout, told):
+def test_invalid_redundant_expert_layouts_are_refused(layout, told):
     with pytest.raises(InputError) as error:
         llmviewer.analyze("deepseek-v3", "h200-sxm", layout=layout)
     assert str(error.value) == told

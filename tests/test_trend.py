@@ -52,7 +52,7 @@ def off(trend, columns):
     return np.mean(np.abs(np.exp(trend.change(GEMM, columns)) / wave(columns) - 1))
 
 
-def test_what_is_smooth_is_found_between_shapes():
+def test_trend_interpolates_smooth_errors_between_shapes():
     columns, others = products(), products(seed=5)
     trend = trend_of(GEMM, columns, wave(columns))
     assert trend.columns == ("M", "N", "K")  # not how it was measured
@@ -61,13 +61,13 @@ def test_what_is_smooth_is_found_between_shapes():
     assert off(trend, others) < 0.02
 
 
-def test_rows_that_are_far_off_do_not_bend_it():
+def test_outlier_rows_do_not_change_the_trend():
     columns, others = products(), products(seed=5)
     spoilt = np.where(np.arange(len(columns["M"])) % 20 == 0, 5.0, 1.0)
     assert off(trend_of(GEMM, columns, wave(columns) * spoilt), others) < 0.03
 
 
-def test_beyond_what_was_measured_nothing_is_left_of_it():
+def test_trend_vanishes_far_from_measured_shapes():
     columns = products()
     trend = trend_of(GEMM, columns, 1.3 * wave(columns))
     changes = [np.abs(trend.change(GEMM, {**columns, "M": columns["M"] * 2.0**n})).max() for n in (0, 20, 30)]
@@ -76,7 +76,7 @@ def test_beyond_what_was_measured_nothing_is_left_of_it():
     assert changes[2] < 1e-6
 
 
-def test_a_shape_has_one_trend_in_whatever_company():
+def test_trend_of_a_shape_does_not_depend_on_the_other_shapes_of_the_call():
     columns = products(300)
     trend = trend_of(GEMM, columns, wave(columns))
     whole = trend.change(GEMM, columns)
@@ -96,14 +96,14 @@ def test_shapes_are_those_of_one_device():
     assert trend.change(moe, cut).tolist() == trend.change(moe, columns).tolist()
 
 
-def test_rows_of_one_shape_have_none():
+def test_rows_of_one_shape_have_no_trend():
     assert (
         trend_of(GEMM, {**{n: np.full(3, 64.0) for n in ("M", "N", "K")}, "loop": np.arange(3.0)}, np.ones(3)) is None
     )
 
 
 @pytest.mark.slow("fits many rows")
-def test_it_is_kept_where_it_tells_what_was_held_out():
+def test_trend_is_kept_when_it_predicts_held_out_rows():
     pytest.importorskip("scipy")
     columns = products(400)
     noise = np.exp(np.random.default_rng(6).normal(0, 0.03, 400))
@@ -123,7 +123,7 @@ def test_it_is_kept_where_it_tells_what_was_held_out():
     assert few.trend is None
 
 
-def test_a_profile_has_it_as_it_was_written(tmp_path):
+def test_trend_survives_a_profile_round_trip(tmp_path):
     pytest.importorskip("scipy")
     columns = products(300)
     own = fit_kernel(rows(columns, exact(columns) * wave(columns)))
@@ -146,7 +146,7 @@ def test_a_profile_has_it_as_it_was_written(tmp_path):
         assert problem in str(error.value)
 
 
-def test_it_goes_to_siblings():
+def test_trend_applies_to_sibling_devices_only():
     kernel_fit = replace(
         next(e for e in shipped() if e.family == "gemm" and e.trend and e.device == "h100-sxm"), implementation=STACK
     )

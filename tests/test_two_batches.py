@@ -68,7 +68,7 @@ def lanes(half):
 
 @pytest.mark.parametrize(("phase", "batch"), [("prefill", 64), ("decode", 64), ("decode", 2048)])
 @pytest.mark.parametrize("layout", [PLAIN, "tp=8"])
-def test_a_pass_takes_what_the_longer_of_computing_and_sending_does(layout, phase, batch):
+def test_pass_time_is_the_longer_of_compute_and_communication(layout, phase, batch):
     """Both halves, whose launches are those of one batch of half the sequences."""
     own, plain = setting(layout), setting(layout, two=False)
     half = own.layout.rank_batch(batch) / 2
@@ -122,7 +122,7 @@ def shared_cores(half, share):
 
 
 @given(st.floats(0.1, 10), st.floats(0.1, 10), st.floats(0, 0.9), st.integers(1, 40))
-def test_what_computes_is_slower_by_the_cores_that_sending_takes(computing, sending, share, layers):
+def test_compute_slows_by_the_cores_communication_takes(computing, sending, share, layers):
     half = [(False, computing), (True, sending)] * layers
     whole = 2 * layers * max(computing + share * sending, sending)
     assert whole - sending - computing <= shared_cores(half, share) * (1 + 1e-9)
@@ -131,7 +131,7 @@ def test_what_computes_is_slower_by_the_cores_that_sending_takes(computing, send
 
 @settings(max_examples=20)
 @given(st.integers(1, 3000), st.sampled_from(["prefill", "decode"]))
-def test_time_is_between_what_the_longer_lane_and_what_all_takes(batch, phase):
+def test_pass_time_is_between_the_longer_stream_and_the_sum_of_streams(batch, phase):
     own, plain = setting(PLAIN, bound=True), setting(PLAIN, two=False, bound=True)
     one = {"prefill": Workload.prefill(batch=own.layout.micro_batch_size(batch), prompt=100)}
     workload = one.get(phase) or Workload.decode(batch=own.layout.micro_batch_size(batch), kv_len=100)
@@ -142,7 +142,7 @@ def test_time_is_between_what_the_longer_lane_and_what_all_takes(batch, phase):
     assert time_s <= parts * through
 
 
-def test_without_anything_to_send_halves_cost_what_they_read_twice():
+def test_two_batches_without_communication_reread_the_weights():
     own, plain = (setting("dp=4 ep=4", model="llama-2-7b", two=two, bound=True) for two in (True, False))
     half, whole = (Workload.decode(batch=batch, kv_len=100.0) for batch in (8.0, 16.0))
     assert own.time_s("decode", half, 64) == pytest.approx(2 * plain.time_s("decode", half, 32))
@@ -160,7 +160,7 @@ def test_halves_take_as_much_memory_as_the_whole():
 # Where it is asked for.
 
 
-def test_a_layout_in_one_text_says_it():
+def test_layout_text_round_trips_two_batch_overlap():
     layout = parse_layout("dp=8,ep=8,two-batch-overlap")
     assert layout == Layout(dp=8, ep=8, two_batch_overlap=True)
     assert parse_layout(str(layout)) == layout
@@ -168,13 +168,13 @@ def test_a_layout_in_one_text_says_it():
         parse_layout("dp=8 ep=8 two-batch-overlap two-batch-overlap")
 
 
-def test_it_is_no_technique(capsys):
+def test_two_batch_overlap_is_refused_as_a_technique(capsys):
     assert main(["analyze", "deepseek-v3", "h100-sxm", "--dp", "8", "--ep", "8", "--with", "two-batch-overlap"]) == 2
     said = "no technique 'two-batch-overlap': it is part of the layout; give it as --two-batch-overlap, or in --layout"
     assert capsys.readouterr() == ("", f"llmviewer: {said}\n")
 
 
-def test_all_questions_agree():
+def test_analysis_sweep_comparison_and_simulation_agree():
     """An analysis, each side of one on two kinds of devices, a sweep, a comparison and steps of a simulation."""
     text = f"{PLAIN} two-batch-overlap"
     asked = {"batch": 512, "prompt": 300, "gen": 20}
@@ -238,7 +238,7 @@ def test_drafts_and_launches_are_of_both_halves():
 # What is said of it.
 
 
-def test_a_report_says_where_it_does_not_pay(capsys):
+def test_report_states_when_two_batch_overlap_does_not_pay(capsys):
     asked = [
         "analyze",
         "deepseek-v3",
@@ -276,7 +276,7 @@ def gain(phase, layout, batch, length):
     return found[1] / found[0]
 
 
-def test_it_gains_and_loses_where_sglang_does():
+def test_two_batch_overlap_gains_and_losses_match_sglang():
     """lmsys.org/blog, 2025-05-05-large-scale-ep, on H100: 1.27 to 1.35 times as fast reading 8192 tokens on a device;
     in decode steps 0.73 times with 32 sequences on one, more than 1 somewhere from 64 to 128, and 1.255 with 256.
     DeepEP's kernels for such steps send rows straight to ranks; a copy for each of several experts there, too.

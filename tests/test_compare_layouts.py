@@ -68,7 +68,7 @@ def alone(cell, batch, *, prompt, gen, kv_len=None):
         2,
     ),
 )
-def test_every_cell_is_what_an_analysis_with_its_layout_says(model, layouts):
+def test_every_cell_equals_the_analysis_with_its_layout(model, layouts):
     found = compare(model, DEVICES, quants=["W8A8"], layout=layouts, batch=[1, 13], prompt=700, gen=50)
     assert len(found.cells) == len(layouts) * len(DEVICES)
     for cell in found.cells:
@@ -84,7 +84,7 @@ def test_every_cell_is_what_an_analysis_with_its_layout_says(model, layouts):
             assert cell.largest.batch == one.memory.max_batch
 
 
-def test_a_pass_of_a_pipeline_takes_as_long_as_an_analysis_says():
+def test_pipeline_pass_time_equals_the_analysis():
     found = compare(
         "llama-3.1-8b", ["h100-sxm", "l40s"], layout=["pp=3", "tp=2 pp=2"], batch=[1, 7], prompt=300, gen=64
     )
@@ -95,7 +95,7 @@ def test_a_pass_of_a_pipeline_takes_as_long_as_an_analysis_says():
                 assert own.time_s[place] == pytest.approx(getattr(phases, name).time_s, rel=1e-12)
 
 
-def test_what_is_expected_of_a_cell_is_what_an_analysis_with_its_layout_says():
+def test_expected_times_of_a_cell_equal_the_analysis_with_its_layout():
     found = compare("llama-3.1-8b", ["h100-sxm"], layout=["tp=2", "pp=2"], batch=[1, 6], prompt=300, gen=20)
     for cell in found.cells:
         for place, batch in enumerate(found.batches):
@@ -128,7 +128,7 @@ def test_where_links_take_over_is_a_crossing():
     assert sides == ["memory", "link"]
 
 
-def test_what_all_devices_cost_is_counted():
+def test_cost_and_energy_count_all_devices():
     asked = {"batch": [8], "prompt": 200, "gen": 20, "years": 3}
     one, two = compare("llama-3.1-8b", ["h100-sxm"], layout=["", "tp=2"], **asked).cells
     for worth in (lambda cell, rate: cell.per_joule(rate), lambda cell, rate: cell.per_dollar(rate, 3)):
@@ -136,7 +136,7 @@ def test_what_all_devices_cost_is_counted():
     assert two.layout.devices == 2
 
 
-def test_a_device_without_links_says_so_in_its_cell_and_the_others_answer():
+def test_device_without_links_is_refused_in_its_cell_only():
     found = compare("llama-3.1-8b", [unlinked(), "h100-sxm"], layout=["", "tp=2"], prompt=100, gen=9)
     cells = {(cell.hardware.name, str(cell.layout)): cell for cell in found.cells}
     refused = cells["l4-alone", "tp=2"]
@@ -150,7 +150,7 @@ def test_a_device_without_links_says_so_in_its_cell_and_the_others_answer():
     json.dumps(found.to_dict(), allow_nan=False)
 
 
-def test_a_model_that_cannot_be_cut_so_says_so_in_its_cell_and_the_others_answer():
+def test_indivisible_model_is_refused_in_its_cell_only():
     found = compare(["llama-3.1-8b", "qwen2.5-14b"], ["h100-sxm"], layout="tp=16", prompt=100, gen=9)
     able, refused = found.cells
     assert able.refused == ""
@@ -186,12 +186,12 @@ def test_mistakes_get_a_line(arguments, message):
     assert str(caught.value) == message
 
 
-def test_where_nobody_can_be_laid_out_so_there_is_a_line():
+def test_layout_that_no_device_supports_is_refused_in_one_line():
     with pytest.raises(InputError, match=r"^l4-alone has no "):
         compare("llama-3-8b", unlinked(), layout="tp=2")
 
 
-def test_what_does_not_fit_is_apart_from_times():
+def test_misfits_are_listed_before_the_times():
     found = compare("llama-3.1-70b", ["l40s", "h100-sxm"], layout=["tp=2"], batch=[1, 64])
     for text in (REPORT.text(found), REPORT.markdown(found)):
         before, _, others = text.partition("Does not fit")
@@ -228,7 +228,7 @@ def test_what_does_not_fit_is_apart_from_times():
         "compares many layouts",
     ),
 )
-def test_of_which_devices_it_is_not_known_how_many_share_a_box(device, tp, told):
+def test_unknown_devices_per_host_are_noted_for_layouts_only(device, tp, told):
     found = compare("opt-350m", device, layout=[Layout(tp=tp)], bound=True)
     said = f"Unknown number of devices per host for {device}: assumes that all devices of a layout share a host."
     assert (said in REPORT.remarks(found)) == told
@@ -245,7 +245,7 @@ def test_where_nothing_fits_there_are_no_times():
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_a_purchase_that_does_not_count_is_told():
+def test_report_suggests_depreciation_when_purchase_prices_are_ignored():
     (bought,) = (name for name in ("rtx-4080",) if "price.purchase" in load_hardware(name).numbers)
     told = "--depreciation YEARS counts purchase prices."
     assert told in " ".join(REPORT.text(compare("gpt2", bought)).split())
@@ -300,7 +300,7 @@ def seventy():
 
 
 @pytest.mark.slow("compares many layouts")
-def test_one_device_at_most_is_what_is_said_of_single_devices():
+def test_max_devices_1_equals_the_default_choice():
     asked = {"quants": [PUBLISHED, "fp8"], "bound": True, "prompt": 200, "gen": 40}
     single, same = choose("llama-2-13b", **asked), choose("llama-2-13b", max_devices=1, **asked)
     several = choose("llama-2-13b", max_devices=4, **asked)
@@ -321,7 +321,7 @@ def test_seventy_billion_in_16_bits_take_two_of_80_gb_or_eight_of_24(seventy):
     assert sorted((*looked_at, *seventy.unavailable)) == sorted(hardware_names())
 
 
-def test_fewer_devices_would_not_do(seventy):
+def test_chosen_device_counts_are_minimal(seventy):
     counts = [one.cell.layout.devices for one in seventy.ranked]
     for one in (seventy.ranked[counts.index(n)] for n in (1, 2, 4, 8)):
         n = one.cell.layout.devices
@@ -333,7 +333,7 @@ def test_fewer_devices_would_not_do(seventy):
             assert not fewer.memory.fits
 
 
-def test_as_few_devices_as_heads_can_be_cut_by():
+def test_tensor_parallel_degree_is_the_smallest_divisor_of_heads_that_fits():
     """112 heads of 176 billion parameters in 16 bits: five of 80 GB would hold them, and seven can."""
     (one,) = choose("bloom-176b", hardware=["h100-sxm"], quants=[PUBLISHED], max_devices=8, bound=True).ranked
     assert one.cell.layout == Layout(tp=7)
@@ -342,7 +342,7 @@ def test_as_few_devices_as_heads_can_be_cut_by():
     assert (none.factor, none.cell.layout.devices) == ("memory", 4)
 
 
-def test_without_links_that_is_what_disqualifies():
+def test_missing_links_disqualify_a_device_that_needs_several():
     (one,) = choose("llama-3.1-70b", hardware=[unlinked("h100-sxm")], quants=[PUBLISHED], max_devices=4).rejected
     assert (one.factor, one.reason) == ("link", "link: no known link joins 2 of them")
     (two,) = choose("llama-3.1-70b", hardware=[unlinked("l4")], quants=[PUBLISHED], max_devices=4).rejected

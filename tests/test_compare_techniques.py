@@ -42,7 +42,7 @@ def model_for(technique):
 
 
 @pytest.mark.parametrize("name", first_fast(DECODING, "every technique", 21))
-def test_a_cell_is_what_analyze_says(name):
+def test_cell_equals_the_analysis(name):
     asked = {"prompt": 600, "gen": 50, "techniques": [written(name)]}
     model = model_for(written(name))
     found = compare(model, "h100-sxm", batch=[1, 7], **asked)
@@ -60,7 +60,7 @@ def test_a_cell_is_what_analyze_says(name):
 
 
 @pytest.mark.parametrize("name", first_fast(DECODING, "every technique", 8))
-def test_a_row_is_what_analyze_says(name):
+def test_sweep_row_equals_the_analysis(name):
     asked, model = {"techniques": [written(name)]}, model_for(written(name))
     over = {"batch": [1, 7], "prompt": [300, 601], "gen": [2, 50]}
     rows = sweep(model, "h100-sxm", over, expected=True, **asked).to_frame().to_dict("records")
@@ -89,7 +89,7 @@ def test_techniques_go_with_layouts(layout):
         assert row[field] == pytest.approx(getattr(one, field), rel=1e-12)
 
 
-def test_several_devices_are_each_their_own():
+def test_devices_compared_together_equal_each_alone():
     asked = {"techniques": ["window:size=64"], "batch": [1, 16]}
     together = compare("llama-2-7b", ["h100-sxm", "rtx-4090", "l4"], **asked)
     for cell in together.cells:
@@ -98,7 +98,7 @@ def test_several_devices_are_each_their_own():
         assert cell.decode.sensitivity() == alone.decode.sensitivity()
 
 
-def test_bounds_and_shares_are_of_the_pass_that_is_run():
+def test_bounds_and_shares_describe_the_executed_pass():
     (plain,), (verified,) = (
         compare("llama-2-7b", "h100-sxm", batch=64, techniques=asked).cells for asked in ((), (SPECULATIVE,))
     )
@@ -106,7 +106,7 @@ def test_bounds_and_shares_are_of_the_pass_that_is_run():
     assert float(verified.tpot_s[0]) < float(plain.tpot_s[0])
 
 
-def test_where_a_technique_makes_no_sense_its_cell_says_why():
+def test_cell_states_why_a_technique_does_not_apply():
     found = compare(["llama-2-7b", "bert-base-uncased"], "h100-sxm", techniques=[SPECULATIVE])
     able, other = found.cells
     assert not able.refused
@@ -167,7 +167,7 @@ def test_mistakes_get_one_line(tmp_path, capsys, options, line, folder):
 
 @pytest.mark.parametrize("layout", ["pp=2", "tp=2 pp=4"])
 @pytest.mark.parametrize("technique", ["lora", "early-exit", "kv-quant"])
-def test_a_pipeline_is_expected_to_take_what_analyze_says(technique, layout):
+def test_expected_time_of_a_pipeline_equals_the_analysis(technique, layout):
     asked = {"layout": layout, "techniques": [technique], "batch": 4, "prompt": 512, "gen": 64}
     one = llmviewer.analyze("llama-3-8b", "h100-sxm", **asked).generation
     row = llmviewer.compare(["llama-3-8b"], ["h100-sxm"], **asked).to_frame().iloc[0]

@@ -47,7 +47,7 @@ def alone(cell, batch, *, prompt=1024, gen=64, kv_len=None):
 
 
 @pytest.mark.parametrize("model", first_fast(MODELS, "analyzes each cell alone"))
-def test_every_cell_is_what_an_analysis_of_it_alone_says(model):
+def test_every_cell_equals_its_own_analysis(model):
     found = compare(model, DEVICES, quants=[PUBLISHED, "W8A8KV8"], batch=[1, 3], prompt=700, gen=50)
     assert [(c.given_quant, c.hardware.name) for c in found.cells] == [
         (quant, device) for quant in (PUBLISHED, "W8A8KV8") for device in DEVICES
@@ -63,7 +63,7 @@ def test_every_cell_is_what_an_analysis_of_it_alone_says(model):
             assert cell.weight_bytes == one.memory.weight_bytes
 
 
-def test_what_is_expected_of_a_cell_is_what_an_analysis_of_it_alone_says():
+def test_expected_times_of_a_cell_equal_its_own_analysis():
     found = compare("mixtral-8x7b", DEVICES, quants=["W8A8KV8"], batch=[1, 30], prompt=700, gen=300)
     known = [cell for cell in found.cells if cell.expected]
     assert {cell.hardware.name for cell in known} == {"h100-sxm", "rtx-4090", "v100-sxm2-16gb", "m2-ultra"}
@@ -103,7 +103,7 @@ def test_expectations_stand_beside_bounds_and_can_be_left_out():
     assert [item.text for item in table.body[0][7:9]] == ["-", "-"]
 
 
-def test_on_which_devices_it_was_measured_what_is_expected_of_others_is_told_where_they_are_few():
+def test_report_names_the_source_device_of_transferred_expectations():
     def told(*names):
         return " ".join(REPORT.text(compare("llama-3.1-8b", names)).split())
 
@@ -256,7 +256,7 @@ def test_single_user_decode_is_ranked_by_bandwidth_where_memory_is_all_it_waits_
     assert all(a >= b * (1 - 1e-9) for a, b in pairwise(bandwidths))
 
 
-def test_a_device_without_a_unit_for_a_type_says_so_and_the_others_answer():
+def test_device_without_a_unit_for_a_data_type_is_refused_and_others_are_compared():
     lacking = Hardware(
         name="int8-only", title="int8 only", rates={MEMORY: 1e12, matrix("int8"): 1e14, vector("fp16"): 1e13},
         capacity=1e12,
@@ -272,7 +272,7 @@ def test_a_device_without_a_unit_for_a_type_says_so_and_the_others_answer():
     assert "int8-only cannot run llama-2-7b" in REPORT.markdown(found)
 
 
-def test_what_ifs_are_those_of_analyze_and_who_lacks_the_number_says_so():
+def test_what_ifs_equal_those_of_analyze_and_refuse_devices_without_the_number():
     changes = ["matrix.fp8=2x", "memory.bandwidth=2x"]
     found = compare("llama-2-7b", ["a100-sxm-80gb", "h100-sxm"], quants=["fp8"], hardware_set=changes)
     lacking, changed = found.cells
@@ -443,14 +443,14 @@ def page(two):
     return REPORT.html(two)
 
 
-def test_the_page_asks_for_nothing_and_is_the_same_each_time(two, page):
+def test_page_makes_no_requests_and_is_deterministic(two, page):
     assert not re.findall(r"<(?:img|iframe|object|embed|base|link rel=.stylesheet)", page)
     assert re.findall(r"<link [^>]*href=.([^\"']*)", page) == ["data:,"]
     assert page.count('"showSendToCloud": false') == 4 + 3  # two phases, rooflines and bars; three cells that fit
     assert REPORT.html(two) == page
 
 
-def test_who_is_expected_to_be_fastest_is_first_and_not_who_has_the_lowest_bound():
+def test_report_ranks_by_expected_time_not_by_bound():
     devices = ["a100-pcie-80gb", "rtx-pro-6000"]
     found = compare("llama-3.1-70b", devices, quants=["W16A16"], layout=["tp=2"], batch=[2, 4])
     bounds, expected = ([float(each[0]) for each in pair] for pair in (
@@ -474,7 +474,7 @@ def test_the_page_has_every_table_of_the_text(two, page):
 
 @pytest.mark.slow("draws in a browser")
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
-def test_a_browser_shows_the_page_as_wide_as_it_is_and_asks_for_nothing(browser, page, tmp_path, width, scheme):
+def test_page_fits_the_browser_width_and_makes_no_requests(browser, page, tmp_path, width, scheme):
     file = tmp_path / "comparison.html"
     file.write_text(page, encoding="utf-8")
     tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)

@@ -150,7 +150,7 @@ def test_weights_without_an_option_need_a_checkpoint():
     assert published.unsupported == ()
 
 
-def test_what_an_engine_does_not_run_is_said():
+def test_unsupported_techniques_are_listed():
     _, command = given("vllm", "llama-3.1-8b", "h100-sxm", techniques=["h2o"])
     assert command.unsupported == ("--with h2o",)
     assert "h2o" not in deployed_techniques()
@@ -197,7 +197,7 @@ def test_a_form_is_named():
 ASKED = ["analyze", "qwen3-8b", "h100-sxm", "--batch", "8", "--prompt", "1000", "--gen", "100"]
 
 
-def test_the_commands_write_it(capsys, tmp_path):
+def test_commands_print_and_write_the_launch_command(capsys, tmp_path):
     assert main([*ASKED, "--emit", "vllm"]) == 0
     text = capsys.readouterr().out
     assert "vllm serve Qwen/Qwen3-8B" in text

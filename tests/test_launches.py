@@ -126,7 +126,7 @@ def test_attention_of_a_rank_of_context_parallelism_is_that_of_fewer_queries():
         assert other.shapes["q_len"] * other.shapes["kv_len"] == pytest.approx(pairs / 4)
 
 
-def test_what_only_moves_bytes_has_the_kernel_of_its_kind():
+def test_elementwise_operators_use_the_kernel_of_their_kind():
     launch = found("llama-3-8b", Workload.prefill(batch=2, prompt=100))["attn_norm",]
     (kernel,) = launch.kernels
     assert kernel.implementation == Implementation(library="vllm", dtype="fp16", kernel="post_attention_layernorm")
@@ -199,7 +199,7 @@ def test_encoders_see_both_ways_and_scores_that_are_stored_are_products_of_every
     [("KVfp8", ""), ("KV8", "stand-in: as with an fp8 cache, as no int8 cache was measured; "),
      ("KV4", "stand-in: as with an 8-bit cache, as no narrower one was measured; ")],
 )  # fmt: skip
-def test_a_cache_of_another_type_than_were_measured_is_said_to_be(quant, said):
+def test_source_label_notes_an_unmeasured_kv_cache_type(quant, said):
     operators = analyze("llama-3.1-8b", "h100-sxm", quant=quant, batch=64, prompt=4096).phases.decode.operators
     attention = next(op for op in operators if op.name == "attention")
     assert attention.expectation_source.startswith(f"{said}calibrated on h100-sxm")
@@ -224,7 +224,7 @@ def test_collectives_of_devices_that_share_no_domain_are_bounds_alone():
     assert gathered.remark == "no collective between domains was measured"
 
 
-def test_collectives_between_domains_take_at_least_what_their_part_in_one_does():
+def test_collectives_between_domains_take_at_least_their_time_within_one():
     across = found("llama-3-8b", Workload.decode(batch=1, kv_len=9), layout="tp=16")["o_proj_all_reduce",]
     assert across.partial
     assert "between domains" in across.remark
@@ -303,7 +303,7 @@ def assert_above_the_bounds(kernels, plan, workload):
 
 
 @pytest.mark.parametrize("hardware", first_fast(DEVICES, "every model on every kind of device"))
-def test_nothing_is_expected_sooner_than_its_bound(hardware):
+def test_expected_times_of_shipped_models_are_never_below_the_bound(hardware):
     """Every model that ships on one of the devices, both phases, one sequence and many."""
     device = load_hardware(hardware)
     kernels = Kernels(device)
@@ -330,7 +330,7 @@ def test_nothing_is_expected_sooner_than_its_bound(hardware):
     batch=st.integers(1, 300),
     prompt=st.integers(1, 20000),
 )
-def test_what_is_asked_is_expected_above_its_bound(model, hardware, library, quant, batch, prompt):
+def test_expected_times_of_random_settings_are_above_the_bound(model, hardware, library, quant, batch, prompt):
     try:
         result = analyze(model, hardware, library=library, quant=quant, batch=batch, prompt=prompt, gen=20)
     except InputError:
@@ -389,7 +389,7 @@ def test_pipelines_wait_for_their_slowest_stage():
     assert decode.expected_time_s > decode.total.expected_time_s
 
 
-def test_survey_accounting_and_devices_that_were_not_measured_say_why_nothing_is_expected():
+def test_source_states_why_expected_times_are_missing():
     survey = analyze("llama-2-7b", "rtx-a6000", accounting="survey")
     assert survey.generation.expected_ttft_s is None
     assert survey.phases.decode.operators[0].regime is None
@@ -400,7 +400,7 @@ def test_survey_accounting_and_devices_that_were_not_measured_say_why_nothing_is
     assert f"bounds only: {unknown}" in tpu.notes
 
 
-def test_operators_of_which_only_the_bound_is_known_are_named():
+def test_note_names_operators_without_a_measured_kernel():
     result = analyze("whisper-base", "h100", quant="fp32")
     share = result.phases.prefill.total.unmodelled_share
     assert share > 0.01
@@ -476,7 +476,7 @@ def test_a_profile_that_cannot_be_used_is_an_error_of_one_line(mine, tmp_path, c
     assert "no kernels of a library 'min' were measured; did you mean mine?" in capsys.readouterr().err
 
 
-def test_of_several_kernels_the_one_that_is_fastest_at_a_shape_is_expected_where_it_was_measured():
+def test_fastest_measured_kernel_is_expected_at_each_shape():
     of_moe = [e for e in shipped() if (e.device, e.family, e.implementation.dtype) == ("h100-sxm", "moe", "bf16")]
     base = next(e for e in of_moe if e.implementation.library == "vllm")
     sizes = {**base.sizes, "tokens": (1.0, 65536.0), "hidden": (256.0, 16384.0), "inter": (64.0, 65536.0)}
@@ -520,7 +520,7 @@ def test_latency_is_a_regime_and_the_advice_says_what_helps():
     assert "latency" not in large.phases.prefill.advice
 
 
-def test_advice_tells_apart_what_kernels_do_not_keep():
+def test_advice_marks_gains_of_the_bound_that_kernels_do_not_reach():
     low = analyze("qwen3-0.6b", "h100", quant="W4A16g128").phases.decode.total
     plain = analyze("qwen3-0.6b", "h100").phases.decode
     gain = plain.total.expected_time_s / low.expected_time_s
@@ -532,7 +532,7 @@ def test_advice_tells_apart_what_kernels_do_not_keep():
 
 
 @pytest.mark.parametrize("layout", ["", "tp=2 pp=2"])
-def test_advice_has_what_is_expected_of_each_change(layout):
+def test_advice_states_the_expected_gain_of_each_change(layout):
     asked = {"prompt": 512, "gen": 2, "layout": layout}
     plain, low, many = (analyze("qwen2.5-7b", "h100", **asked, **own)
                         for own in ({}, {"quant": "W4A16g128"}, {"batch": 16}))  # fmt: skip
@@ -544,7 +544,7 @@ def test_advice_has_what_is_expected_of_each_change(layout):
     assert "expect" not in analyze("qwen2.5-7b", "tpu-v5e", **asked).phases.decode.advice
 
 
-def test_a_sweep_has_what_analyze_expects():
+def test_sweep_has_the_expected_times_of_analyze():
     over = {"batch": [1, 7, 64], "prompt": [1, 100, 5000]}
     asked = {"layout": "tp=2 pp=2", "library": "vllm"}
     frame = llmviewer.sweep("mixtral-8x7b", "h100", over, expected=True, **asked).to_frame()
@@ -565,7 +565,7 @@ def test_a_sweep_has_what_analyze_expects():
         llmviewer.sweep("llama-3-8b", "h100", {"batch": [1]}, expected=True, accounting="survey")
 
 
-def test_the_index_says_what_the_profiles_do():
+def test_profile_index_matches_the_profiles():
     """If not: python -m llmviewer.expectation.index"""
     assert index_file.PATH.read_text() == index_file.to_json()
     assert list(map(repr, index_file.index().fits)) == list(map(repr, shipped()))
@@ -573,7 +573,7 @@ def test_the_index_says_what_the_profiles_do():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_fixed_costs_are_less_than_what_is_expected(name):
+def test_fixed_costs_are_below_the_expected_time(name):
     from tests.test_expectation import H100, IMPLEMENTATIONS
     from tests.test_expectation import shapes as columns
 
@@ -655,7 +655,7 @@ def gains(asked, *, batch, phase="decode", **others):
 
 
 @pytest.mark.parametrize("asked", ["mixture-of-depths", "early-exit", "early-exit:by=batch"])
-def test_what_one_sequence_skips_it_skips_whole(asked):
+def test_skipped_layers_of_one_sequence_save_their_launches(asked):
     """Launches too, so that as much is gained as at the bound; by large batches, what fewer tokens gain."""
     expected, bound = gains(asked, batch=1)
     assert bound > 1.3
@@ -732,7 +732,7 @@ SOME = ("mixture-of-depths", "mixture-of-depths:share=0.001,every=1", "early-exi
     batch=st.integers(1, 300),
     prompt=st.integers(1, 9000),
 )
-def test_what_is_expected_of_some_tokens_or_weights_is_above_its_bound(asked, model, hardware, engine, batch, prompt):
+def test_expected_times_under_techniques_are_above_the_bound(asked, model, hardware, engine, batch, prompt):
     try:
         setting = Setting.of(model, hardware, techniques=sorted(asked), engine=engine)
         passes = (
@@ -753,7 +753,7 @@ def all_reduce(hardware, layout, **asked):
     return (*(time_s / op.repeat for time_s in times), op.expectation_source)
 
 
-def test_over_a_host_that_was_not_measured_little_is_sure():
+def test_unmeasured_host_links_get_wide_intervals():
     """Bus bandwidths that were reported are within: 28 GB/s of eight RTX 5090 (github.com/NVIDIA/nccl, issue 1639), and
     20 GB/s of A100 in bridges, three of them (github.com/NVIDIA/nccl-tests, issue 178).
     """
@@ -785,7 +785,7 @@ def test_cards_in_bridges_talk_over_the_host_beyond_them():
 
 
 @pytest.mark.parametrize("hardware", ["mi300x", "v100-sxm2-32gb"])
-def test_where_not_all_links_lead_to_members_long_messages_take_as_much_longer(hardware):
+def test_collectives_of_part_of_a_mesh_are_as_far_above_the_bound_as_full_ones(hardware):
     """As expected, sums of few members of a mesh or cube are as far above their bound as those of all."""
     over = []
     for degree in (2, 4, 8):
@@ -863,7 +863,7 @@ def asked_of(setting):
         ("mamba2-2.7b", "rtx-4090", {}),
     ],
 )
-def test_kernels_that_are_worked_out_together_take_what_each_takes_alone(model, device, asked):
+def test_kernels_evaluated_together_equal_each_alone(model, device, asked):
     setting = Setting.of(model, device, **asked)
     every = list(asked_of(setting))
     together = list(Kernels(setting.hardware, setting.library).times(every))
@@ -891,7 +891,7 @@ def test_kernels_of_a_stack_are_worked_out_once_for_all_passes(monkeypatch):
     assert len(implementations) == len(set(implementations)) > 5
 
 
-def test_what_is_not_known_of_one_kernel_leaves_those_beside_it():
+def test_unknown_link_times_do_not_affect_other_kernels():
     """Where a file does not say how devices are linked, nothing is known of messages, and all of the rest."""
     setting = Setting.of("llama-3-8b", "h100-sxm", layout="tp=2")
     every = list(asked_of(setting))
@@ -906,7 +906,7 @@ def test_what_is_not_known_of_one_kernel_leaves_those_beside_it():
     assert "how devices are linked" in kernels.reason(every[sends.index(True)].kernel)
 
 
-def test_what_no_matrix_unit_multiplies_is_run_with_narrow_weights_alone():
+def test_formats_without_matrix_units_run_as_weight_only_kernels():
     """On Hopper as weights of 4 bits and activations of 16 are; on Blackwell, and where it was measured, as such."""
     hopper, blackwell = (Kernels(load_hardware(name), library="trtllm") for name in ("h200-sxm", "b200"))
     asked = found("llama-3-8b", Workload.decode(batch=1, kv_len=9), quant="nvfp4", library="trtllm")

@@ -137,7 +137,7 @@ def test_shapes_that_differ_in_one_size_only_can_be_ordered():
     assert spread([(8, 1), (8, 2), (8, 4)]) == [0, 2, 1]
 
 
-def test_a_median_that_is_known_ends_the_repetitions():
+def test_repetitions_end_when_the_median_is_settled():
     assert settled(lambda: TimingSample(1e-5), 10.0).repeats == 8  # too few at 4 to know
     noisy = count()
     found = settled(lambda: TimingSample(1e-5 * (1 + next(noisy) % 2)), 0.02)
@@ -165,7 +165,7 @@ def test_a_ceiling_is_sought_longer_where_launches_are_disturbed_and_says_so_whe
     assert timing.fastest(lambda: TimingSample(1e-5, disturbed=True), 0.005) == TimingSample(1e-5, disturbed=True)
 
 
-def test_ceilings_that_others_spoilt_are_said_to_be_and_measured_again(tmp_path):
+def test_disturbed_ceilings_are_reported_and_measured_again(tmp_path):
     pytest.importorskip("torch")
     busy = True
 
@@ -324,7 +324,7 @@ def test_rows_have_the_documented_columns_of_every_family(tmp_path):
     assert row["date"].startswith("20")
 
 
-def test_kinds_take_turns_and_each_begins_with_what_is_quickly_done(tmp_path):
+def test_kernel_kinds_alternate_and_start_with_fast_problems(tmp_path):
     library = Library()
     run(tmp_path, library, ("gemm", "attention_decode", "elementwise"), seconds=1.0)
     kinds = [q.kind for q in library.asked]
@@ -335,7 +335,7 @@ def test_kinds_take_turns_and_each_begins_with_what_is_quickly_done(tmp_path):
     )
 
 
-def test_time_ends_a_run_and_what_takes_too_long_is_left_out(tmp_path):
+def test_time_limit_ends_a_run_and_skips_slow_kernels(tmp_path):
     library = Library()
     found = run(tmp_path / "a", library, seconds=0.2)
     assert 0 < len(library.asked) < len(problems(["qwen3-0.6b"], ["bf16"]))
@@ -355,7 +355,7 @@ def test_a_wrong_kernel_makes_no_row(tmp_path):
     assert found.left_out["mine fast: differs from its reference"] > 0
 
 
-def test_no_row_is_made_of_what_is_no_number(tmp_path):
+def test_kernels_with_non_finite_results_make_no_row(tmp_path):
     library = Library()
     library.finite = lambda outputs: False
     found = run(tmp_path, library)
@@ -390,7 +390,7 @@ def tuned(folder, library, seconds=60.0, **more):
     return found
 
 
-def test_the_fastest_tiling_is_measured_and_told(tmp_path, monkeypatch):
+def test_fastest_tiling_is_measured_and_recorded(tmp_path, monkeypatch):
     monkeypatch.setattr(session_module, "_TUNING_PART", inf)
     found = tuned(tmp_path / "a", Tuned())
     rows = found.journal.rows
@@ -411,7 +411,7 @@ def test_tuning_takes_a_part_of_the_time(tmp_path):
     assert min(tried.count(1), tried.count(4)) > 0
 
 
-def test_what_broke_the_device_is_not_tried_again(tmp_path):
+def test_kernels_that_broke_the_device_are_skipped_later(tmp_path):
     """A process gets no more results from a GPU after an illegal access: the next run has to do without that kernel."""
 
     class Breaking(Library):
@@ -435,7 +435,7 @@ def test_what_broke_the_device_is_not_tried_again(tmp_path):
     assert {row["framework"] for row in second.journal.rows} == {"mine"}
 
 
-def test_of_a_tiling_that_broke_the_device_only_that_is_not_tried_again(tmp_path, monkeypatch):
+def test_only_the_tiling_that_broke_the_device_is_skipped_later(tmp_path, monkeypatch):
     monkeypatch.setattr(session_module, "_TUNING_PART", inf)
 
     class Breaking(Tuned):
@@ -455,7 +455,7 @@ def test_of_a_tiling_that_broke_the_device_only_that_is_not_tried_again(tmp_path
     assert second.unfit["fast keys=16 splits=1: made the device unusable in an earlier run"] == len(tried)
 
 
-def test_a_launch_that_does_not_end_is_given_up(monkeypatch):
+def test_hanging_launch_times_out(monkeypatch):
     cuda = Cuda()
     monkeypatch.setattr("torch.cuda", cuda)
     monkeypatch.setattr(timing, "_HUNG_S", 0.05)
@@ -479,7 +479,7 @@ def test_a_launch_that_does_not_end_is_given_up(monkeypatch):
         ("too many resources requested for launch", False),
     ],
 )
-def test_a_device_is_given_up_after_errors_that_it_does_not_recover_from(said, gone):
+def test_unrecoverable_device_errors_end_the_measurement(said, gone):
     assert breaks(RuntimeError(f"Triton Error [CUDA]: {said}")) == gone
 
 
@@ -531,14 +531,14 @@ def stopped(folder, monkeypatch):
     return main(["measure", "--family", "gemm", "--model", "qwen3-0.6b", "--dtype", "bf16", "-o", str(folder)])
 
 
-def test_rows_too_few_to_fit_are_told_with_the_command_that_they_are_enough_for(tmp_path, capsys, monkeypatch):
+def test_summary_of_too_few_rows_suggests_validate(tmp_path, capsys, monkeypatch):
     assert stopped(tmp_path, monkeypatch) == 130
     out = capsys.readouterr().out
     assert "calibrate needs 20 rows of one kernel and data type; the largest has 2:\nthe same command adds" in out
     assert out.endswith(f"Next:\n  llmviewer validate {tmp_path}/*.parquet\n")
 
 
-def test_what_was_found_is_printed_before_tables_that_cannot_be_written(tmp_path, capsys, monkeypatch):
+def test_results_are_printed_before_a_write_error(tmp_path, capsys, monkeypatch):
     (tmp_path / "gemm.parquet").mkdir()
     assert stopped(tmp_path, monkeypatch) == 2
     out, error = capsys.readouterr()
@@ -577,7 +577,7 @@ def test_the_ceiling_of_a_link_may_be_missing(monkeypatch):
     assert [*found] == [CEILINGS[0]] * 2
 
 
-def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path):
+def test_killed_run_resumes_from_its_journal(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, Library(breaks_at=30))
     path = tmp_path / "journal.jsonl"
@@ -593,7 +593,7 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path):
     assert [json.loads(line) for line in path.read_text().splitlines()][-1]["row"] == found.journal.rows[-1]
 
 
-def test_a_journal_that_cannot_be_written_is_said_in_one_line(tmp_path):
+def test_unwritable_journal_is_refused_in_one_line(tmp_path):
     journal = Journal(tmp_path, header(MACHINE, [Library()]))
     journal.path.unlink()
     journal.path.symlink_to("/dev/full")
@@ -665,7 +665,7 @@ def test_ceilings_become_a_hardware_file(tmp_path):
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_what_a_product_reached_is_no_less_a_ceiling():
+def test_matrix_ceiling_is_at_least_the_fastest_measured_product():
     """The ceiling is that of its own type where there is one; libraries that measure ceilings may be slow at it."""
     sizes = {"family": "gemm", "M": 8192, "N": 8192, "K": 8192}
     rows = [sizes | {"dtype": "bf16", "time_us": 1374.0}, sizes | {"dtype": "fp8", "time_us": 700.0}]
@@ -774,7 +774,7 @@ def test_clocks_of_a_gpu_are_those_while_it_is_timed(tmp_path, monkeypatch):
     without.close()
 
 
-def test_gpus_are_known_by_what_the_driver_calls_them():
+def test_gpus_are_identified_by_their_driver_names():
     assert gpu_name("NVIDIA H200") == "h200-sxm"
     assert gpu_name("NVIDIA L4") == "l4"
     assert gpu_name("Voodoo 2") is None
@@ -974,7 +974,7 @@ def test_a_tiling_that_computes_something_else_is_refused(monkeypatch):
     assert backend.calls(problem, "gemm", 1)
 
 
-def test_sets_are_as_many_as_their_tensors_leave_room_for():
+def test_number_of_tensor_sets_depends_on_free_memory():
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
     from llmviewer.kernels import load_kernel

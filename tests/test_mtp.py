@@ -62,14 +62,14 @@ def _of(graph, name, workload):
     return evaluate(work.ops, workload), evaluate(work.weight_bytes, workload)
 
 
-def test_they_are_no_part_of_a_pass_until_they_are_asked_for():
+def test_prediction_layers_run_only_with_the_mtp_option():
     graph = _graph().check()
     assert "mtp" not in [block.name for block in graph.blocks]
     assert graph.layers == 3
     assert graph.predicting().check().layers == 5
 
 
-def test_each_has_a_layer_a_projection_of_two_and_three_norms():
+def test_each_prediction_layer_has_a_layer_a_projection_and_three_norms():
     """Embedding and head are the model's, and held once."""
     graph = _graph()
     assert graph.predicting().parameters - graph.parameters == 2 * FURTHER
@@ -85,7 +85,7 @@ def test_a_pass_runs_each_over_all_its_tokens_and_the_head_where_logits_are_want
     assert next(block.repeat for block in graph.blocks if block.name == "mtp") == 2
 
 
-def test_each_has_a_cache_of_its_own():
+def test_each_prediction_layer_has_its_own_kv_cache():
     assert kv_cache_bytes(_graph(), batch=1, context=10) == 3 * 10 * 2 * 2 * 16 * 2
     assert kv_cache_bytes(_graph().predicting(), batch=1, context=10) == 5 * 10 * 2 * 2 * 16 * 2
 
@@ -104,19 +104,19 @@ def test_the_last_kind_of_layer_predicts_with_full_attention_in_a_hybrid():
         ("glm-4.5", 358.3),
     ],
 )
-def test_checkpoints_hold_them_with_embedding_and_head_once_more(name, billions):
+def test_checkpoint_sizes_count_prediction_layers_with_embedding_and_head(name, billions):
     model = load_model(name)
     again = 2 * next(w.numel for _, op in model.graph for w in op.weights if w.name == "embed_tokens.weight")
     assert round((model.with_prediction.parameters + again) / 1e9, 1) == billions
 
 
-def test_deepseek_v3_has_eleven_and_a_half_billion_of_its_own():
+def test_deepseek_v3_has_11_5_billion_prediction_layer_parameters():
     model = load_model("deepseek-v3")
     assert model.with_prediction.parameters - model.parameters == pytest.approx(11.5e9, rel=0.01)
 
 
 @for_each("name", predicting)
-def test_every_model_that_has_some_runs_with_them(name):
+def test_every_model_with_prediction_layers_runs_with_mtp(name):
     model = load_model(name)
     assert model.with_prediction.parameters > model.parameters
     setting = Setting.of(model, "b200", mtp=True)
@@ -126,7 +126,7 @@ def test_every_model_that_has_some_runs_with_them(name):
     assert weight_bytes(setting.graph) > weight_bytes(plain.graph)
 
 
-def test_models_of_all_families_have_some():
+def test_models_of_many_families_have_prediction_layers():
     named = {"deepseek-v3", "deepseek-v3.2", "deepseek-v4-pro", "glm-4.5", "glm-5", "mimo-7b", "minimax-m2.5"}
     named |= {"qwen3-next-80b-a3b", "hy3-preview", "glm-ocr", "nemotron-3-super-120b-a12b", "minimax-m3"}
     assert named <= set(predicting())
@@ -163,7 +163,7 @@ def test_prediction_layers_are_those_of_public_code():
     assert each("longcat-flash") == longcat + joined(6144)
 
 
-def test_layers_whose_structure_is_not_known_are_not_said_to_be_missing():
+def test_prediction_layers_of_unknown_structure_are_refused_as_such():
     message = "qwen3.8-flash-next has multi-token prediction layers (1) of a structure that is not known"
     with pytest.raises(InputError, match=f"^mtp: {re.escape(message)}$"):
         Setting.of("qwen3.8-flash-next", "h100-sxm", mtp=True)
@@ -196,7 +196,7 @@ def test_published_formats_are_those_of_their_own_layer():
     assert "eh_proj" in formats
 
 
-def test_analyze_and_sweep_take_it():
+def test_analyze_and_sweep_take_the_mtp_option():
     plain, further = (analyze("mimo-7b", "h100-sxm", mtp=mtp) for mtp in (False, True))
     assert (plain.setting.mtp, further.setting.mtp) == (False, True)
     assert further.model.parameters - plain.model.parameters == 210790400
@@ -206,7 +206,7 @@ def test_analyze_and_sweep_take_it():
     assert rows.columns["decode_step_s"][0] == pytest.approx(further.phases.decode.total.bound_time_s, rel=1e-12)
 
 
-def test_the_surveys_accounting_has_them_too():
+def test_survey_accounting_counts_prediction_layers():
     further = analyze("mimo-7b", "h100-sxm", accounting="survey", mtp=True)
     act = [op for op in further.phases.decode.operators if op.name == "mlp_act"]
     assert act[-1].per_call.ops == act[0].per_call.ops > 0
@@ -218,7 +218,7 @@ def test_layers_are_run_in_every_pass_or_draft():
         Setting.of("deepseek-v3", "h200-sxm", layout="tp=8", mtp=True, techniques=["mtp:gamma=2"])
 
 
-def test_a_model_without_some_says_so():
+def test_mtp_without_prediction_layers_is_refused():
     message = "mtp: llama-2-7b has no known multi-token prediction layers"
     with pytest.raises(InputError, match=message):
         Setting.of("llama-2-7b", "h100-sxm", mtp=True)

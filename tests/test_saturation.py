@@ -21,7 +21,7 @@ from .cases import first_fast
 MODEL, DEVICE = "llama-3.1-8b", "h100-sxm"
 
 
-def test_one_at_a_time_takes_its_prefill_and_its_decode_steps():
+def test_batch_1_throughput_is_the_inverse_of_prefill_plus_decode_time():
     found = max_throughput("gpt2", "l4", prompt_lengths=500, gen_lengths=8, max_batch=1, bound=True)
     steps = Steps(found.setting)
     read = float(steps.prefill_s(500.0))
@@ -32,7 +32,7 @@ def test_one_at_a_time_takes_its_prefill_and_its_decode_steps():
     assert found.bound.span.tpot_s == pytest.approx(decoding / 7, rel=1e-3)
 
 
-def test_a_batch_as_a_whole_is_the_largest_that_analyze_finds():
+def test_static_batch_equals_the_largest_batch_of_analyze():
     found = max_throughput(MODEL, DEVICE, policy="static")
     whole = llmviewer.analyze(MODEL, DEVICE, batch="max")
     assert found.bound.running == pytest.approx(whole.request.batch)
@@ -53,7 +53,7 @@ def test_the_closed_form_is_near(policy):
     ("chunked:1024", 294, 294), ("fcfs", 294, 294), ("chunked:2048", 2000, 200),
     ("chunked:4096", "uniform:50-1000", "uniform:20-600"), ("fcfs", "uniform:50-1000", "uniform:20-600"),
 ], "simulates thousands of requests"))  # fmt: skip
-def test_servers_that_are_busy_keep_an_even_pace(policy, prompt, gen):
+def test_saturated_servers_keep_the_closed_form_rate_without_preemption(policy, prompt, gen):
     """Whatever fits into a step, no wave goes through the answers, and nobody loses its cache."""
     run = max_throughput(MODEL, DEVICE, policy=policy, prompt_lengths=prompt, gen_lengths=gen, bound=True).bound
     assert run.requests_per_s == pytest.approx(run.closed.max_rate, rel=0.05)
@@ -61,7 +61,7 @@ def test_servers_that_are_busy_keep_an_even_pace(policy, prompt, gen):
 
 
 @pytest.mark.slow("simulates thousands of requests")
-def test_without_a_policy_steps_are_as_large_as_serves_most():
+def test_default_policy_maximizes_throughput_over_chunk_sizes():
     device, asked = "l4", {"prompt_lengths": 2048, "gen_lengths": 256}
     found = max_throughput(MODEL, device, **asked)
     others = [
@@ -90,7 +90,7 @@ def test_a_long_run_has_the_same_pace(asked):
 
 
 @pytest.mark.slow("simulates thousands of requests")
-def test_copies_and_ranks_that_do_not_wait_for_each_other_serve_as_many_times_as_much():
+def test_independent_replicas_and_ranks_multiply_throughput():
     one, copies, ranks = (max_throughput(MODEL, DEVICE, max_batch=16, bound=True, **how)
                           for how in ({}, {"copies": 3}, {"layout": "dp=3"}))  # fmt: skip
     assert copies.bound.tokens_per_s == pytest.approx(3 * one.bound.tokens_per_s)
@@ -101,7 +101,7 @@ def test_copies_and_ranks_that_do_not_wait_for_each_other_serve_as_many_times_as
 
 
 @pytest.mark.slow("simulates thousands of requests")
-def test_without_a_number_memory_says_how_many_at_a_time():
+def test_default_batch_limit_follows_from_kv_memory():
     """With the caches of answers in their middle, few lose theirs."""
     asked = {"prompt_lengths": "uniform:64-192", "gen_lengths": "uniform:500-1500", "bound": True, "requests": 2400}
     found, more = max_throughput(MODEL, "l40s", **asked), max_throughput(MODEL, "l40s", max_batch=800, **asked)
@@ -118,14 +118,14 @@ def test_without_a_number_memory_says_how_many_at_a_time():
     ({"max_batch": 8}, "Batch limit (a request waits at max batch 100% of the time; --max-batch)"),
     ({"policy": "decode-first"}, "Static batches (no request is admitted until all "),
 ], "simulates thousands of requests", 2))  # fmt: skip
-def test_what_limits(asked, said):
+def test_limit_names_the_bottleneck_and_the_step_time(asked, said):
     limit = max_throughput(MODEL, DEVICE, bound=True, **asked).bound.limit
     assert limit.startswith(said)
     assert ". Step time: " in limit
 
 
 @pytest.mark.slow("simulates thousands of requests")
-def test_as_many_requests_come_as_it_takes():
+def test_default_request_count_reaches_steady_state():
     asked = {"gen_lengths": "lognormal:mean=100,p95=380", "bound": True, "max_batch": 160, "policy": "prefill-first"}
     found = max_throughput(MODEL, DEVICE, **asked)
     assert len(found.traffic) > 1000
@@ -137,7 +137,7 @@ def test_as_many_requests_come_as_it_takes():
 
 
 @pytest.mark.slow("simulates thousands of requests")
-def test_the_report_has_nothing_that_grows_with_the_requests(capsys, tmp_path):
+def test_report_of_maximum_throughput_does_not_depend_on_the_request_count(capsys, tmp_path):
     assert main(["simulate", MODEL, DEVICE, "--rate", "max"]) == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80

@@ -50,7 +50,7 @@ def test_kv_caches_are_as_large_as_logged(engine):
 
 
 @pytest.mark.parametrize("half", [DEVELOPED, HELD_OUT])
-def test_servers_start_where_they_did(half):
+def test_predicted_server_starts_match_logged_ones(half):
     """All but one: vLLM 0.6 profiled chunks without sampling, so Llama 3.1 8B started with 45,000 tokens on 24 GB."""
     found = [one for engine in engine_names() for one in known(engine, half)]
     wrong = [one.row["max_model_len"] for one in found if one.expected.starts != one.starts]
@@ -108,7 +108,7 @@ def test_the_cache_of_a_server_does_not_depend_on_its_requests():
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "llama.cpp"])
-def test_more_of_anything_leaves_less(engine):
+def test_larger_options_leave_less_kv_cache(engine):
     def tokens(**options):
         return capacity(Setting.of("llama-3.1-8b", "l40s", engine=engine, **options)).kv_capacity_tokens
 
@@ -142,7 +142,7 @@ def test_caches_on_several_devices():
     assert draft.kv_capacity_tokens < alone.kv_capacity_tokens
 
 
-def test_a_server_that_does_not_start_says_with_what_it_does():
+def test_error_for_a_server_that_does_not_start_suggests_a_context_length():
     found = capacity(Setting.of("llama-3.1-8b", "rtx-4090", engine="vllm"))
     assert not found.starts
     assert found.concurrency == 0
@@ -204,7 +204,7 @@ def test_programs_see_less_than_nvidia_smi():
     assert visible_bytes(load_hardware("gb10")) == load_hardware("gb10").capacity
 
 
-def test_the_report_says_what_the_server_does(capsys):
+def test_report_states_whether_the_server_starts_and_its_kv_capacity(capsys):
     assert main(["analyze", "llama-3.1-8b", "rtx-4090", "--engine", "vllm"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].startswith("server             vLLM 0.33 does not start: no request of max_model_len,")

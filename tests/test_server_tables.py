@@ -123,7 +123,7 @@ def test_most_servers_are_near_what_is_expected():
 
 @pytest.mark.slow("serves published loads")
 @pytest.mark.parametrize("device", ["l40s", "a100-pcie-80gb"])
-def test_devices_on_one_host_are_little_in_each_others_way(device):
+def test_devices_of_one_host_hardly_slow_each_other_down(device):
     """With eight, half of the time or more is sums over the host's links. Our A100 are in bridges; those of the table
     were hardly, as two of them served little more than half of what two with NVLink did.
     """
@@ -134,12 +134,12 @@ def test_devices_on_one_host_are_little_in_each_others_way(device):
 
 
 @pytest.mark.parametrize(("device", "batch"), [("gaudi-2", 163), ("gaudi-3", 217)])
-def test_what_was_run_fits(device, batch):
+def test_measured_batches_fit_in_memory(device, batch):
     """Memory of Gaudi is in GiB: Intel ran these batches of Llama 2 7B, 128 tokens read and 2048 written."""
     assert analyze("llama-2-7b", device, batch=batch, prompt=128, gen=2048, quant="Wfp8Afp8KVfp8").memory.fits
 
 
-def test_who_is_sent_away_does_not_come_back_before_others_have_gone_on():
+def test_preempted_requests_do_not_resume_before_others_progress():
     """Caches that grow in step need a block each at once, more than the room that is kept free."""
     steps = Steps(Setting.of("llama-2-7b", "h100-sxm"))
     count = 256
@@ -158,14 +158,14 @@ def said(ratios):
 
 
 @pytest.mark.slow("serves published loads")
-def test_the_page_says_how_far_off_servers_are():
+def test_page_states_the_error_of_each_server_row():
     for devices, *ours in rows("serving.md", "| device | rows | expected / measured"):
         own = (place for place, row in enumerate(ROWS) if row["device"] in names(devices))
         assert ours == said([found(place) for place in own if ROWS[place]["source"] not in SGLANG]), devices
 
 
 @pytest.mark.slow("serves published loads")
-def test_the_page_says_how_far_off_sglang_is():
+def test_page_states_the_error_for_sglang():
     """A row of the page has those of a source, on devices and in a unit."""
     table = rows("serving.md", "| SGLang | devices | rows | expected / measured")
     shown = set()
@@ -179,7 +179,7 @@ def test_the_page_says_how_far_off_sglang_is():
 
 
 @pytest.mark.slow("serves published loads")
-def test_the_page_says_how_far_off_runs_are():
+def test_page_states_the_error_of_each_run():
     for what, engine, *ours in rows("serving.md", "| runs | engine | rows | expected / measured"):
         own = [place for place, row in enumerate(BURSTS) if (row["source"], row["engine"]) == (names(what)[0], engine)]
         assert ours == said([burst(place) for place in own]), what

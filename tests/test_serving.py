@@ -98,7 +98,7 @@ def test_a_mixed_step_is_one_workload_of_two_groups(steps):
     assert max(float(steps.prefill_s(256.0)), steps.decoding_s([(8, 500.0)])) < both < alone
 
 
-def test_decode_first_reads_nobody_while_others_decode(steps):
+def test_decode_first_prefills_nothing_while_requests_decode(steps):
     found = served(steps, traffic((0, 100, 500), (0.1, 100, 10)), "decode-first")
     assert found.start_s[1] == pytest.approx(found.finish_s[0])
 
@@ -131,7 +131,7 @@ def tight():
     return Steps(Setting.of("llama-3.1-8b", "h100-sxm", hardware_set=["memory.capacity=18 GB"]))
 
 
-def test_who_loses_the_cache_is_read_again_and_gets_every_token(tight):
+def test_preempted_requests_are_recomputed_and_generate_every_token(tight):
     requests = traffic(*((0.001 * i, 1000, 800) for i in range(12)))
     found = served(tight, requests)
     assert found.preempted.sum() > 0
@@ -144,7 +144,7 @@ def test_who_loses_the_cache_is_read_again_and_gets_every_token(tight):
     assert not np.any(np.isnan(found.finish_s))
 
 
-def test_those_that_drain_never_lose_a_cache(tight):
+def test_draining_policies_never_preempt(tight):
     requests = traffic(*((0.001 * i, 1000, 800) for i in range(12)))
     for policy in ("static", "decode-first"):
         found = served(tight, requests, policy)
@@ -170,7 +170,7 @@ def test_the_longest_gap_is_the_longest_wait(steps):
     assert found.gap_s[0] == pytest.approx(stalled, rel=1e-3)
 
 
-def test_blocks_round_up_and_cost_what_the_engine_says(steps):
+def test_blocks_round_up_to_the_block_size(steps):
     blocks = Blocks.of(steps, room_bytes=1e9, size=16, longest=100)
     each = 32 * 2 * 8 * 128 * 2  # layers, keys and values, heads, their size, bytes
     assert [blocks.bytes_of_one(n) for n in (1, 16, 17, 100)] == [16 * each, 16 * each, 32 * each, 112 * each]
@@ -183,7 +183,7 @@ def test_larger_blocks_waste_more(tight):
     assert ends[0] <= ends[1] * 1.001 < ends[2]
 
 
-def test_what_does_not_fit_alone_is_refused_in_one_line(tight):
+def test_request_too_large_for_memory_is_refused_in_one_line(tight):
     with pytest.raises(
         InputError,
         match=r"with a request of 130000 tokens does not fit h100-sxm: on a device of 18\.0 GB, weights take",
@@ -227,7 +227,7 @@ def test_little_s_law(policy):
             assert running == pytest.approx(found.requests_per_s * worked, rel=0.03)
 
 
-def test_a_seed_says_it_all():
+def test_equal_seeds_reproduce_a_simulation():
     one, same, other = (
         simulate("llama-3.1-8b", "h100-sxm", rate=8, requests=100, seed=seed, **LENGTHS).to_dict() for seed in (1, 1, 2)
     )
@@ -261,7 +261,7 @@ def test_a_cache_of_8_bits_serves_more_where_it_limits_the_batch():
     assert 1.1 < rates[1] / rates[0] < 2
 
 
-def test_parts_of_prompts_serve_more_than_whole_ones():
+def test_chunked_prefill_serves_more_than_whole_prompts():
     """Q-S2-02, PARAM: up to 1.33 times the throughput; a mixed step reads the weights once for both."""
     rates = [
         simulate(
@@ -288,7 +288,7 @@ ALONE = [(policy, *lengths) for policy in ALL for lengths in ((512, 200), (2000,
 
 
 @pytest.mark.parametrize(("policy", "prompt", "gen"), first_fast(ALONE, "simulates thousands of requests"))
-def test_at_low_load_the_closed_form_is_what_is_simulated(policy, prompt, gen):
+def test_closed_form_equals_the_simulation_at_low_load(policy, prompt, gen):
     rate = 100 / (prompt + 20 * gen)  # a copy works a few hundredths of the time
     bounds = simulate(
         "llama-3.1-8b", "h100-sxm", rate=rate, prompt_lengths=str(prompt), gen_lengths=str(gen), policy=policy,
@@ -345,7 +345,7 @@ def test_the_closed_form_has_the_few_longest_prompts(steps):
     assert np.sum(shares * groups**2) == pytest.approx(np.mean(drawn**2), rel=0.01)  # of 128 evenly drawn, a tenth less
 
 
-def test_rates_over_a_short_run_are_told_from_an_overload():
+def test_short_runs_are_not_reported_as_overload():
     asked = {"rate": 12, "gen_lengths": "500", "bound": True}
     short, long, beyond = (
         simulate("llama-3.1-8b", "h100-sxm", requests=requests, **{**asked, **more})
@@ -423,7 +423,7 @@ def test_where_no_cache_fits_nothing_is_served():
 # --- several devices ---
 
 
-def test_readers_need_room_too():
+def test_prefill_workers_must_hold_the_weights():
     with pytest.raises(
         InputError, match=r"does not fit rtx-3080: on a device of 10\.7 GB, weights take 16\.1 GB; fits "
     ):
@@ -441,7 +441,7 @@ def test_copies_share_the_requests():
     assert two.tokens_per_joule == pytest.approx(two.tokens_per_s / 1400)
 
 
-def test_readers_keep_prompts_away_from_those_that_decode():
+def test_prefill_workers_shorten_the_longest_gap_between_tokens():
     asked = {"rate": 5, "prompt_lengths": "4000", "gen_lengths": "100", "requests": 300, "bound": True}
     apart = simulate("llama-3.1-8b", "h100-sxm", readers=1, **asked)
     together = simulate("llama-3.1-8b", "h100-sxm", copies=2, policy="prefill-first", **asked)
@@ -456,7 +456,7 @@ def test_readers_keep_prompts_away_from_those_that_decode():
     assert overlapped.ttft_s.min() == pytest.approx(max(read, travel))
 
 
-def test_readers_serve_in_order_as_many_at_a_time_as_there_are():
+def test_prefill_workers_serve_in_order_one_prompt_each():
     found = simulate("llama-3.1-8b", "h100-sxm", rate=60, readers=2, prompt_lengths="4000", requests=300)
     read = float(Steps(found.reads).prefill_s(4000.0))
     assert np.all(np.diff(found.start_s) >= 0)
@@ -464,7 +464,7 @@ def test_readers_serve_in_order_as_many_at_a_time_as_there_are():
     assert found.limit.startswith("Prefill replicas ")
 
 
-def test_readers_of_a_simulation_may_lie_otherwise():
+def test_prefill_workers_have_a_layout_of_their_own():
     asked = {"rate": 4, "prompt_lengths": "1000", "requests": 50, "bound": True}
     run = simulate("llama-3.1-8b", "h100-sxm", readers=2, layout="tp=2", prefill_layout="", **asked)
     assert run.devices == 2 * 1 + 2
@@ -507,7 +507,7 @@ def test_a_length_may_be_a_number():
 
 
 @pytest.mark.parametrize("given", [{"prompt_lengths": np.array([1, 2])}, {"gen_lengths": ""}, {"rate": "2"}])
-def test_what_is_no_length_or_rate_is_refused(given):
+def test_invalid_lengths_and_rates_are_refused(given):
     with pytest.raises(InputError, match="must be a number"):
         simulate("gpt2", "l4", **{"rate": 2, "requests": 20} | given)
 
@@ -646,7 +646,7 @@ def test_a_summary_of_nothing():
 # --- what a user does ---
 
 
-def test_cards_say_what_their_numbers_are():
+def test_cards_label_their_numbers():
     found = simulate("llama-3.1-8b", "h100-sxm", rate=20, requests=300, ttft=0.5)
     run, page = found.likely, REPORT.html(found)
     assert f"median; p99 {seconds(np.percentile(run.ttft_s, 99))}" in page
@@ -786,7 +786,7 @@ def test_techniques_that_change_what_a_step_does():
         ("t5-base", "has an encoder, which steps of prefill and decode do not include"),
     ],
 )
-def test_what_is_not_served_step_by_step(model, said):
+def test_encoder_models_are_refused(model, said):
     with pytest.raises(InputError, match=said):
         simulate(model, "h100-sxm", rate=1)
 
@@ -818,7 +818,7 @@ def test_a_step_of_both_expands_the_latents_of_prompts_alone():
 
 @pytest.mark.parametrize("layout", ["dp=8 ep=8", "tp=2 dp=4 ep=8", "dp=4 pp=2 ep=4"])
 @pytest.mark.parametrize("expected", [False, True])
-def test_ranks_that_do_alike_take_what_the_setting_takes(layout, expected):
+def test_equally_loaded_ranks_take_the_time_of_the_setting(layout, expected):
     setting = Setting.of("deepseek-v3", "h200-sxm", layout=layout)
     steps = Steps(setting, expected)
     assert steps.ranks == setting.layout.dp
@@ -837,7 +837,7 @@ def test_ranks_that_do_alike_take_what_the_setting_takes(layout, expected):
         assert lane == pytest.approx(wanted, rel=0.07 if expected else 1e-9)
 
 
-def test_a_rank_that_reads_is_in_the_way_of_all_but_not_as_long_as_if_all_read(ranks):
+def test_prefill_on_one_rank_delays_all_ranks_less_than_prefills_on_all(ranks):
     read, decode = (Spans(batch=1.0, q_len=2048.0, kv_len=2048.0),), (Spans(batch=4.0, q_len=1.0, kv_len=500.0),)
     one, both, every = (ranks.step_s(lanes) for lanes in ([read, *[()] * 7], [read, *[decode] * 7], [read] * 8))
     assert one < both < every < 8 * one
@@ -861,7 +861,7 @@ def two():
 
 
 @pytest.mark.parametrize("hold", [1, 2, 9])
-def test_a_prompt_is_held_back_for_so_many_steps(two, hold):
+def test_hold_delays_a_prefill_by_the_given_number_of_steps(two, hold):
     """Two are read at once, and both decode; a third comes in their first step."""
     found = served(two, traffic((0, 400, 50), (0, 400, 50), (1e-6, 700, 1)), f"prefill-first,hold={hold}")
     both = two.step_s([(Spans(batch=1.0, q_len=400.0, kv_len=400.0),)] * 2)
@@ -889,7 +889,7 @@ def test_prompts_are_read_at_once_where_every_rank_has_one_or_one_has_nothing_el
     first_fast(["prefill-first", "fcfs:4096", "chunked:512", "prefill-chunks:2048"], "simulates thousands of requests"),
 )
 @pytest.mark.parametrize("concurrency", [None, 24])
-def test_laws_where_prompts_are_held_back(policy, concurrency):
+def test_hold_conserves_tokens_and_never_starves_a_prompt(policy, concurrency):
     asked = {"rate": None if concurrency else 60, "requests": 300, "bound": True, "concurrency": concurrency}
     asked |= {"prompt_lengths": "uniform:100-3000", "gen_lengths": "uniform:1-300", "layout": "dp=2 ep=2"}
     free, held = (simulate("deepseek-v2-lite", "h100-sxm", policy=policy + hold, **asked) for hold in ("", ",hold=40"))
@@ -907,7 +907,7 @@ def test_laws_where_prompts_are_held_back(policy, concurrency):
 
 
 @pytest.mark.parametrize("hold", ["", ",hold=4"])
-def test_a_step_full_of_those_that_decode_reads_nothing(two, hold):
+def test_step_filled_by_decodes_prefills_nothing(two, hold):
     """Nor is that a prompt which is held back."""
     requests = traffic(*[(0.0, 8, 30)] * 16, *[(1e-6, 300, 2)] * 3)
     found = served(two, requests, f"chunked:8{hold}", max_batch=32)
@@ -915,7 +915,7 @@ def test_a_step_full_of_those_that_decode_reads_nothing(two, hold):
     assert found.usage.read == requests.prompt.sum()
 
 
-def test_more_is_served_where_long_prompts_of_many_ranks_are_held_back():
+def test_hold_raises_throughput_for_long_prompts_on_many_ranks():
     """Otherwise each prompt makes seven other ranks wait."""
     asked = {"concurrency": 64, "requests": 300, "prompt_lengths": 8000, "gen_lengths": "uniform:200-400"}
     asked |= {"layout": "dp=8 ep=8", "bound": True}
@@ -983,14 +983,14 @@ def test_caches_fill_the_memory_of_the_fullest_stage():
     assert steps.kv_budget_bytes(1) / float(steps.cache_bytes(1000.0)) == pytest.approx(min(room), rel=0.01)
 
 
-def test_readers_that_wait_for_each_other_are_refused():
+def test_prefill_workers_with_synchronized_ranks_are_refused():
     with pytest.raises(InputError, match="prefill replicas must not have ranks that wait for each other"):
         simulate("deepseek-v3", "h200-sxm", rate=1, layout="dp=8 ep=8", readers=1)
     staged = simulate("llama-3.1-70b", "h100-sxm", rate=4, requests=100, layout="tp=2 pp=2", readers=1, bound=True)
     assert staged.reading_utilization < 1
 
 
-def test_ranks_of_readers_that_do_not_wait_for_each_other_are_readers_too():
+def test_independent_ranks_of_prefill_workers_count_as_workers():
     how = {"rate": 60, "prompt_lengths": "4000", "requests": 300, "bound": True}
     ranks = simulate("llama-3.1-8b", "h100-sxm", layout="dp=2", readers=2, copies=2, **how)
     alone = simulate("llama-3.1-8b", "h100-sxm", readers=4, copies=4, **how)
@@ -999,7 +999,7 @@ def test_ranks_of_readers_that_do_not_wait_for_each_other_are_readers_too():
     assert ranks.reading_utilization == alone.reading_utilization
 
 
-def test_readers_are_busy_until_the_last_prompt_is_read():
+def test_prefill_workers_are_busy_until_the_last_prefill():
     found = simulate("llama-3.1-8b", "h100-sxm", rate=1e6, readers=1, prompt_lengths="4000", requests=2)
     assert found.reading_utilization == pytest.approx(1, abs=1e-3)
 
@@ -1012,7 +1012,7 @@ def both():
     return simulate("llama-3.1-8b", "h100-sxm", rate=12, requests=600, seed=4, **LENGTHS)
 
 
-def test_what_is_expected_is_the_same_requests_never_faster(both):
+def test_expected_run_has_the_same_requests_and_is_never_faster_than_the_bound(both):
     run = both.expected
     assert run.traffic is both.traffic
     assert both.unknown == ""
@@ -1024,7 +1024,7 @@ def test_what_is_expected_is_the_same_requests_never_faster(both):
     assert run.closed.max_rate < both.closed.max_rate
 
 
-def test_what_is_expected_keeps_to_the_closed_form(both):
+def test_expected_run_matches_the_closed_form(both):
     run = both.expected
     assert float(np.mean(run.tpot_s)) == pytest.approx(run.closed.tpot_s, rel=0.05)
     assert float(np.mean(run.ttft_s)) == pytest.approx(run.closed.ttft_s, rel=0.1)
@@ -1064,7 +1064,7 @@ def test_steps_just_above_a_tile_are_those_that_all_operators_are_expected_to_ta
     assert steps.decode_s(batch=tokens[:-1], kv_len=512.0) == pytest.approx(written, rel=0.08)
 
 
-def test_where_nothing_is_expected_of_kernels_it_says_why(capsys):
+def test_report_states_why_there_are_no_expected_times(capsys):
     found = simulate("llama-3.2-1b", "tpu-v5e", rate=1, requests=5)
     assert found.expected is None
     assert found.likely is found
@@ -1073,7 +1073,7 @@ def test_where_nothing_is_expected_of_kernels_it_says_why(capsys):
     assert "No expected times: no kernel was measured on tpu-v5e" in " ".join(capsys.readouterr().out.split())
 
 
-def test_requests_beyond_the_positions_of_a_model_are_told():
+def test_report_warns_of_requests_beyond_the_context_length():
     found = simulate("gpt2", "l4", rate=1, requests=3, bound=True)
     assert "1,152 tokens exceed the context length of gpt2, 1,024." in REPORT.remarks(found)
 

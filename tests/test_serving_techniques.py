@@ -54,7 +54,7 @@ def served(steps, requests, policy="prefill-first", max_batch=64, block=16, seed
 
 
 @pytest.mark.parametrize("text", SPECULATIVE)
-def test_a_pass_leaves_as_many_tokens_as_the_technique_says(text):
+def test_acceptance_probabilities_sum_to_the_tokens_per_pass(text):
     technique = parse_technique(text)
     leaves = technique.acceptance_probabilities
     assert sum(leaves) == pytest.approx(technique.tokens)
@@ -72,7 +72,7 @@ def test_tokens_of_a_step_are_those_of_the_closed_form(alpha, gamma):
     assert drawn.tokens_per_step == pytest.approx(expected, rel=0.01)
 
 
-def test_answers_end_where_they_are_wanted_to_and_grow_with_every_pass():
+def test_outputs_end_at_the_requested_length_and_grow_in_every_pass():
     gen = np.array([1, 2, 3, 50, 500])
     drawn = Progress.drawn(gen, parse_technique(DRAFT).acceptance_probabilities, np.random.default_rng(1))
     for request, count in enumerate(gen):
@@ -122,7 +122,7 @@ def test_steps_of_speculative_decoding_by_hand():
 
 @pytest.mark.parametrize("text", SPECULATIVE)
 @pytest.mark.parametrize("expected", [False, True])
-def test_a_sequence_alone_takes_as_long_as_analyze_says(text, expected):
+def test_single_sequence_latency_equals_the_analysis(text, expected):
     """But for the last step, which may leave more than are wanted, and what is drawn."""
     gen = 3001
     asked = analyze(MODEL, DEVICE, prompt=1000, gen=gen, techniques=[text]).generation
@@ -135,7 +135,7 @@ def test_a_sequence_alone_takes_as_long_as_analyze_says(text, expected):
 
 
 @pytest.mark.parametrize(("alpha", "tokens"), [(0, 1), (1, 5)])
-def test_limits_of_acceptance_leave_nothing_to_chance(alpha, tokens):
+def test_acceptance_0_and_1_are_deterministic(alpha, tokens):
     text = f"retrieval:length=4,alpha={alpha}"
     one, other = (served(steps_of(text), traffic((0, 500, 201)), seed=seed) for seed in (1, 2))
     assert one.finish_s[0] == other.finish_s[0]
@@ -144,7 +144,7 @@ def test_limits_of_acceptance_leave_nothing_to_chance(alpha, tokens):
     assert one.finish_s[0] - one.first_s[0] == pytest.approx(sum(each), rel=1e-4)
 
 
-def test_no_drafts_are_no_technique():
+def test_drafts_that_are_never_accepted_change_nothing_else():
     """With alpha 0 and no time to draft, steps are those of so many more tokens, and nothing else changes."""
     requests = traffic(*((0.01 * i, 300, 50) for i in range(20)))
     bare = served(steps_of(), requests)
@@ -153,7 +153,7 @@ def test_no_drafts_are_no_technique():
     assert bare.finish_s[-1] <= drafted.finish_s[-1] < 1.02 * bare.finish_s[-1]
 
 
-def test_drafts_are_held_beside_the_model():
+def test_draft_model_takes_memory_from_the_kv_budget():
     bare, drafted = steps_of(), steps_of(DRAFT)
     draft = Setting.of("llama-68m", DEVICE, quant="W16A16")
     assert bare.kv_budget_bytes(512) - drafted.kv_budget_bytes(512) == pytest.approx(weight_bytes(draft.graph))
@@ -192,7 +192,7 @@ def test_the_closed_form_is_near_at_half_of_the_limit(policy, techniques):
         assert run.decoding == pytest.approx(run.closed.batch, rel=0.06)
 
 
-def test_what_is_served_at_most_is_near_the_closed_form():
+def test_maximum_throughput_matches_the_closed_form():
     for techniques in ([DRAFT], ["prefix-cache:hit=0.5"]):
         found = max_throughput(
             MODEL, DEVICE, techniques=techniques, policy="prefill-first", max_batch=32, gen_lengths=64, requests=300,
@@ -204,7 +204,7 @@ def test_what_is_served_at_most_is_near_the_closed_form():
 
 
 @pytest.mark.parametrize(("batch", "measured"), [(1.0, 1.8), (32.0, 1.5)])
-def test_a_prediction_layer_speeds_steps_up_as_an_engine_says(batch, measured):
+def test_prediction_layer_speedup_matches_the_measured_one(batch, measured):
     """DeepSeek-V3 on eight H200 (tp=8), SGLang's documentation; tokens of a pass are the usual ones of `mtp`."""
     bare, drafted = (
         Steps(Setting.of("deepseek-v3", "h200-sxm", layout="tp=8", techniques=techniques), expected=True)
@@ -217,7 +217,7 @@ def test_a_prediction_layer_speeds_steps_up_as_an_engine_says(batch, measured):
 # --- prompts that are there already ---
 
 
-def test_a_prompt_that_is_there_in_part_is_read_from_there_on():
+def test_partly_cached_prompt_prefills_only_the_rest():
     steps = steps_of("prefix-cache:tokens=600")
     found = served(steps, traffic((0, 1000, 1), (10, 300, 1)))
     plan = steps.setting.plan
@@ -228,13 +228,13 @@ def test_a_prompt_that_is_there_in_part_is_read_from_there_on():
     assert found.usage.there == pytest.approx(899 / 1300)
 
 
-def test_a_request_alone_reads_what_analyze_says():
+def test_single_request_prefill_time_equals_the_analysis():
     asked = analyze(MODEL, DEVICE, prompt=2000, gen=1, techniques=["prefix-cache:hit=0.8"]).generation.ttft_s
     found = served(steps_of("prefix-cache:hit=0.8"), traffic((0, 2000, 1)))
     assert found.first_s[0] == pytest.approx(asked)
 
 
-def test_a_common_beginning_is_held_once_and_others_by_each():
+def test_common_prefix_is_stored_once_and_private_prefixes_per_request():
     requests = traffic(*((0, 2000, 10) for _ in range(4)))
     token = float(steps_of().cache_bytes(1.0))
     peak = {}
@@ -258,7 +258,7 @@ def test_blocks_of_a_common_beginning_are_whole():
     assert caches.common.tolist() == [960, 896]
 
 
-def test_who_loses_a_cache_finds_only_what_others_have_too():
+def test_preempted_request_hits_only_shared_blocks():
     for common in (True, False):
         steps = with_room(steps_of(f"prefix-cache:hit=0.5,common={str(common).lower()}"), 2200)
         found = served(steps, traffic((0, 800, 600), (0, 800, 600)), max_batch=2)
@@ -278,7 +278,7 @@ def with_room(steps, tokens):
     ))  # fmt: skip
 
 
-def test_a_file_says_what_of_each_prompt_is_cached(tmp_path):
+def test_request_files_give_cached_tokens_per_prompt(tmp_path):
     path = tmp_path / "requests.csv"
     path.write_text("timestamp,prompt,gen,cached_tokens\n0,1000,1,600\n5,1000,1,0\n9,300,1,300\n")
     found = simulate(MODEL, DEVICE, arrivals=path, policy="prefill-first", bound=True)
@@ -311,14 +311,14 @@ def test_blocks_of_a_trace_are_found_again(tmp_path):
     ('{"timestamp": "x", "input_length": 9, "output_length": 5}', r":1: timestamp must be milliseconds; got 'x'$"),
     ('{"timestamp": 0, "input_length": 9, "output_length": 5, "hash_ids": [[]]}', r":1: hash_ids must be a list of"),
 ])  # fmt: skip
-def test_lines_of_a_trace_that_cannot_be_are_said(tmp_path, line, said):
+def test_invalid_trace_lines_are_refused(tmp_path, line, said):
     path = tmp_path / "trace.jsonl"
     path.write_text(line)
     with pytest.raises(InputError, match=said):
         read_traffic(path)
 
 
-def test_hits_of_a_file_are_those_of_a_technique_where_they_are_alike(tmp_path):
+def test_file_hits_equal_prefix_cache_hits_of_the_same_length(tmp_path):
     path = tmp_path / "requests.csv"
     moments = np.sort(np.random.default_rng(3).random(150)) * 15
     path.write_text("timestamp,prompt,gen,cached\n" + "".join(f"{t:.4f},800,60,500\n" for t in moments))
@@ -334,14 +334,14 @@ def test_hits_of_a_file_are_those_of_a_technique_where_they_are_alike(tmp_path):
     ("0,10,5,x\n", r":2: cached must be a whole number from 0 to .*; got 'x'$"),
     ("0,10,5,5\n", r"^prefix-cache must be left out with arrivals, a trace file with the cached tokens of each prompt"),
 ])  # fmt: skip
-def test_hits_of_a_file_that_cannot_be_are_said(tmp_path, rows, said):
+def test_invalid_hits_in_a_file_are_refused(tmp_path, rows, said):
     path = tmp_path / "requests.csv"
     path.write_text("timestamp,prompt,gen,cached\n" + rows)
     with pytest.raises(InputError, match=said):
         simulate(MODEL, DEVICE, arrivals=path, techniques=["prefix-cache"], bound=True)
 
 
-def test_caches_that_travel_to_those_that_decode_are_those_that_they_have_not():
+def test_only_uncached_tokens_are_transferred_to_decode_workers():
     times = {}
     for name, techniques in {
         "bare": [],
@@ -355,7 +355,7 @@ def test_caches_that_travel_to_those_that_decode_are_those_that_they_have_not():
     assert times["own"] == pytest.approx(times["bare"], rel=1e-6)
 
 
-def test_ranks_that_wait_for_each_other_draft_too():
+def test_synchronized_ranks_run_speculative_decoding():
     found = {
         techniques: simulate(
             "deepseek-v2-lite", DEVICE, rate=4, requests=60, layout="dp=2 ep=2", techniques=techniques, bound=True
@@ -377,19 +377,19 @@ def test_ranks_that_wait_for_each_other_draft_too():
     ("mtp", r"^mtp: llama-3.1-8b has no known multi-token prediction layers"),
     ("speculative:draft=llama-68m", r"^speculative: give alpha \(acceptance rate\) or tau"),
 ])  # fmt: skip
-def test_what_cannot_be_served_is_said(text, said):
+def test_techniques_that_cannot_be_served_are_refused(text, said):
     with pytest.raises(InputError, match=said):
         simulate(MODEL, DEVICE, rate=1, techniques=[text])
 
 
-def test_that_a_model_does_not_generate_is_said_before_what_a_technique_lacks():
+def test_encoder_model_error_precedes_missing_technique_parameters():
     with pytest.raises(
         InputError, match=r"^speculative: bert-base-uncased does not generate, so it has no decode passes to change$"
     ):
         Setting.of("bert-base-uncased", DEVICE, techniques=["speculative:draft=llama-68m"])
 
 
-def test_a_report_says_what_a_step_leaves_and_what_was_there(tmp_path, capsys):
+def test_report_states_tokens_per_step_and_prefix_hits(tmp_path, capsys):
     asked = ["simulate", MODEL, DEVICE, "--rate", "5", "--requests", "50", "--bound", "--with", DRAFT]
     asked += ["--with", "prefix-cache:tokens=512"]
     assert main([*asked, "-o", str(tmp_path / "found.json")]) == 0
@@ -405,7 +405,7 @@ def test_a_report_says_what_a_step_leaves_and_what_was_there(tmp_path, capsys):
     assert headline.count(str(parse_technique(DRAFT))) == 1
 
 
-def test_the_closed_form_knows_of_an_overload():
+def test_closed_form_detects_overload():
     steps = steps_of("retrieval:length=4,tau=4")
     requests = traffic(*((i, 500, 200) for i in range(300))).with_acceptance(steps.acceptance_probabilities, 0)
     one, plain = (

@@ -98,7 +98,7 @@ EXPECTED = {"over": {**OVER, "quant": ["W16A16", "fp8"]}, "expected": True, "lib
 
 
 @pytest.mark.slow("starts worker processes")
-def test_what_is_expected_is_in_shards_whoever_works_them_out(tmp_path):
+def test_expected_columns_do_not_depend_on_the_number_of_workers(tmp_path):
     models, devices = ["gpt2", "llama-2-7b"], ["h100-sxm", "i9-13900k"]
     asked = Design.of(models, devices, EXPECTED["over"], shard_points=30, expected=True, library="vllm")
     run(tmp_path / "one", asked)
@@ -113,7 +113,7 @@ def test_what_is_expected_is_in_shards_whoever_works_them_out(tmp_path):
     assert frame[frame["hardware"] == "i9-13900k"]["expected_ttft_s"].isna().all()
 
 
-def test_a_summary_ranks_by_what_is_expected(tmp_path, capsys):
+def test_summary_ranks_by_expected_times(tmp_path, capsys):
     run(tmp_path / "all", Design.of(["gpt2"], ["h100-sxm", "t4", "i9-13900k"], OVER, expected=True))
     found, points = summarize(tmp_path / "all", expected=True), rows(tmp_path / "all")
     assert {row["best"] for row in found.best} == {
@@ -133,7 +133,7 @@ def test_a_summary_ranks_by_what_is_expected(tmp_path, capsys):
         summarize(tmp_path / "none", expected=True)
 
 
-def test_a_profile_that_changes_is_told(tmp_path):
+def test_changed_profile_is_refused_on_resume(tmp_path):
     from llmviewer._layout import ROOT
 
     shipped = next((ROOT / "profiles").glob("*.yaml"))
@@ -175,7 +175,7 @@ def test_techniques_are_the_same_in_a_folder(tmp_path):
         ("llama-2-70b", "rtx-4090", "2 points; 0 fit the memory."),
     ],
 )
-def test_where_there_is_nothing_to_rank_a_summary_says_so(tmp_path, capsys, model, device, line):
+def test_summary_without_a_valid_point_states_it(tmp_path, capsys, model, device, line):
     run(tmp_path, Design.of([model], [device], {"batch": [1, 2], "gen": [4]}))
     assert main(["sweep", "--summary", str(tmp_path)]) == 0
     out = capsys.readouterr().out
@@ -242,7 +242,7 @@ def test_a_number_of_shards_that_does_not_divide_leaves_none_out(whole, tmp_path
 
 
 @pytest.mark.slow("starts worker processes")
-def test_killed_in_the_middle_it_goes_on_and_keeps_what_was_done(tmp_path):
+def test_killed_sweep_resumes_and_keeps_finished_shards(tmp_path):
     many = (
         "gpt2", "t4,h100-sxm", "--over", "batch=1..1000", "--over", "prompt=1..400", "--gen", "64", "--shard-points",
         "20000", "--workers", "2", "-o", str(tmp_path / "killed"),
@@ -281,7 +281,7 @@ def test_a_shard_that_is_cut_short_or_of_another_design_is_done_again(whole, tmp
     assert contents(tmp_path) == contents(whole)
 
 
-def test_who_comes_second_and_finds_its_file_cleaned_away_is_content(whole, tmp_path, monkeypatch):
+def test_second_writer_of_a_finished_shard_succeeds(whole, tmp_path, monkeypatch):
     def cleaned_away(path, fill):
         raise InputError(f"{path}: cannot be written: No such file or directory")
 
@@ -342,7 +342,7 @@ def test_a_digest_is_of_the_layers_that_predict_too():
     assert len({digest(one) for one in (model, other, replace(model, with_prediction=None))}) == 3
 
 
-def test_what_ifs_are_of_the_file_that_the_design_was_made_with(tmp_path, monkeypatch):
+def test_what_ifs_apply_to_the_hardware_file_of_the_design(tmp_path, monkeypatch):
     text = (Path(llmviewer.__file__).parent.parent / "hardware" / "t4.yaml").read_text()
     monkeypatch.setenv("LLMVIEWER_HARDWARE_PATH", str(tmp_path))
     found = []
@@ -486,7 +486,7 @@ def test_an_address_that_is_none_is_one_line(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-def test_without_distributed_a_line_says_what_to_install(tmp_path, monkeypatch):
+def test_missing_distributed_package_is_refused_with_an_install_hint(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(InputError, match=r"^--dask needs the package distributed: pip install 'llmviewer\[dask\]'$"):
         run(tmp_path, design(), dask="tcp://127.0.0.1:9")
@@ -502,7 +502,7 @@ def beaten(one, other, least, most):
 
 @pytest.mark.parametrize("by", [(), ("model",), ("model", "prompt", "quant")])
 @pytest.mark.parametrize("gen", first_fast([True, False], "looks at every point"))
-def test_a_summary_is_what_a_look_at_every_point_finds(tmp_path, monkeypatch, by, gen):
+def test_summary_equals_a_scan_of_all_points(tmp_path, monkeypatch, by, gen):
     monkeypatch.setattr("llmviewer.sweeping.summary._MAX_CANDIDATES", 10)
     over = {**OVER, "batch": [1, 2, 64, 4096], "prompt": [64, 128, 4096]}
     if not gen:
@@ -551,7 +551,7 @@ def test_a_summary_is_what_a_look_at_every_point_finds(tmp_path, monkeypatch, by
         ),
     ],
 )
-def test_what_a_summary_alone_has_is_not_passed_over(tmp_path, monkeypatch, capsys, arguments, message):
+def test_summary_only_options_are_refused_without_a_summary(tmp_path, monkeypatch, capsys, arguments, message):
     assert main([*ARGUMENTS, "-o", f"{tmp_path}/", "--shard", "1/2"]) == 0
     capsys.readouterr()
     monkeypatch.chdir(tmp_path)
@@ -560,7 +560,7 @@ def test_what_a_summary_alone_has_is_not_passed_over(tmp_path, monkeypatch, caps
     assert not (tmp_path / "found.html").exists()
 
 
-def test_a_summary_of_half_a_sweep_says_so_in_every_format(tmp_path, capsys):
+def test_incomplete_summary_is_marked_in_every_format(tmp_path, capsys):
     assert main([*ARGUMENTS, "-o", f"{tmp_path}/new/", "--shard", "1/2"]) == 0
     assert capsys.readouterr().err == f"{tmp_path}/new: 120 points in 12 shards\n"
     assert main(["sweep", "--summary", f"{tmp_path}/new", "--by", "model,quant"]) == 0
@@ -584,7 +584,7 @@ def test_the_command_line_fills_a_folder_as_python_does(whole, tmp_path, capsys)
     assert (tmp_path / DESIGN).read_text() == (whole / DESIGN).read_text()
 
 
-def test_progress_rate_and_time_left_are_said(monkeypatch, capsys):
+def test_progress_line_shows_rate_and_time_left(monkeypatch, capsys):
     from llmviewer.cli import sweep
 
     clock = iter([0, 0, 5, 20, 30])

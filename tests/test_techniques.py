@@ -163,7 +163,7 @@ def test_a_technique_reads_as_it_is_written():
          "speculative:draft=llama-68m,gamma=4; got 'qkv' in 'fusion:qkv'")),
     ],
 )  # fmt: skip
-def test_what_does_not_parse_is_told_in_one_line(text, error):
+def test_malformed_technique_text_is_refused_in_one_line(text, error):
     with pytest.raises(InputError) as caught:
         parse_technique(text)
     assert str(caught.value) == error
@@ -215,11 +215,11 @@ def test_what_does_not_parse_is_told_in_one_line(text, error):
         (("structured-pruning",), {}, "structured-pruning: give heads, ffn, experts, layers or hidden below 1"),
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_is_refused_with_the_reason(asked, options, error):
+def test_inapplicable_techniques_are_refused_with_the_reason(asked, options, error):
     assert error in refused(*asked, **options)
 
 
-def test_a_technique_of_ones_own_may_be_defined_again_and_has_to_say_what_it_is(monkeypatch):
+def test_user_techniques_may_be_redefined_and_must_declare_kind_and_requirement(monkeypatch):
     monkeypatch.setattr("llmviewer.techniques._KINDS", {})
 
     def of(**said):
@@ -260,7 +260,7 @@ def test_a_technique_stands_once_and_in_a_list():
         parse_techniques("sparsity")
 
 
-def test_every_technique_says_what_it_changes_and_what_it_cannot():
+def test_every_technique_documents_effect_formula_source_and_limits():
     for name, kind in techniques().items():
         described = report.describe(kind)
         assert described["about"].keys() >= {"effect", "formula", "source", "use when"}, name
@@ -269,7 +269,7 @@ def test_every_technique_says_what_it_changes_and_what_it_cannot():
         assert all(parameter["about"] for parameter in described["parameters"]), name
 
 
-def test_the_page_of_the_documentation_is_what_the_techniques_say():
+def test_documentation_page_is_generated_from_the_techniques():
     page = (ROOT / "docs" / "techniques.md").read_text(encoding="utf-8")
     assert page == report.render_markdown(techniques()), "make it anew: llmviewer techniques -o docs/techniques.md"
 
@@ -292,7 +292,7 @@ def test_the_command_line_lists_them_and_shows_one(capsys):
     assert capsys.readouterr().err == "llmviewer: no technique 'sparsty': did you mean sparsity?\n"
 
 
-def test_analyze_says_what_techniques_gain(capsys):
+def test_analyze_reports_the_gain_of_techniques(capsys):
     assert main(["analyze", LLAMA, "a100-sxm-80gb", "--with", SPECULATIVE, "--with", "sparsity"]) == 0
     text = capsys.readouterr().out
     assert "2.77 tokens per pass; prefill once" in text
@@ -327,7 +327,7 @@ with:
 """
 
 
-def test_a_scenario_says_what_the_command_line_does_not(tmp_path, capsys):
+def test_command_line_options_override_the_scenario(tmp_path, capsys):
     path = tmp_path / "mine.yaml"
     path.write_text(SCENARIO, encoding="utf-8")
     assert main(["analyze", "--scenario", str(path), "--batch", "2", "--format", "json"]) == 0
@@ -336,7 +336,7 @@ def test_a_scenario_says_what_the_command_line_does_not(tmp_path, capsys):
     assert inputs["techniques"] == ["sparsity", "speculative:alpha=0.7,draft=llama-68m"]
 
 
-def test_a_scenario_has_options_by_the_names_that_help_says(tmp_path, capsys):
+def test_scenario_keys_are_the_option_names(tmp_path, capsys):
     path = tmp_path / "mine.yaml"
     path.write_text("model: gpt2\nhardware: t4\nformat: json\nprofile: []\nprompt: 1e3\nkv_len: 2000\nmtp: false")
     assert main(["analyze", "--scenario", str(path)]) == 0
@@ -385,7 +385,7 @@ def test_a_scenario_names_files_as_they_are(tmp_path, capsys):
         ("gamma: 4", "gama: 4", "speculative: no parameter 'gama'; did you mean gamma?"),
     ],
 )
-def test_a_scenario_that_is_wrong_is_told_in_one_line(tmp_path, capsys, old, new, error):
+def test_invalid_scenario_is_refused_in_one_line(tmp_path, capsys, old, new, error):
     path = tmp_path / "mine.yaml"
     path.write_text(SCENARIO.replace(old, new), encoding="utf-8")
     assert main(["analyze", "--scenario", str(path)]) == 2
@@ -489,7 +489,7 @@ def test_a_draft_that_cannot_be_laid_out_is_named():
     )
 
 
-def test_verification_is_free_up_to_the_batch_that_is_told():
+def test_verification_is_free_up_to_the_stated_batch():
     found = setting(SPECULATIVE)
     told = {f.key: f.value for f in found.techniques[0].findings(found, found.step(step()))}
     free = told["free_up_to_batch"]
@@ -501,7 +501,7 @@ def test_verification_is_free_up_to_the_batch_that_is_told():
 
 
 @pytest.mark.parametrize(("dp", "first", "last"), [(1, 9, 73), (2, 17, 146)])
-def test_verification_is_free_from_the_batch_that_is_told(dp, first, last):
+def test_verification_is_free_from_the_stated_batch(dp, first, last):
     """One sequence reads more experts to verify five tokens; many read all of them anyway."""
     asked = {"techniques": ["retrieval:length=4"], "layout": f"tp=2 dp={dp}"}
     found = analyze("mixtral-8x7b", "h100-sxm", batch=dp, **asked).effect
@@ -513,7 +513,7 @@ def test_verification_is_free_from_the_batch_that_is_told(dp, first, last):
         assert (over["verification_over_step"] <= 1.1) == free
 
 
-def test_a_technique_pays_up_to_the_batch_that_is_told():
+def test_technique_pays_up_to_the_stated_batch():
     found = analyze(LLAMA, A100, techniques=["contextual-sparsity"]).effect
     assert found.said[-1] == f"decode is faster up to batch {found.pays_up_to_batch}, if it fits"
     gains = []
@@ -526,7 +526,7 @@ def test_a_technique_pays_up_to_the_batch_that_is_told():
         assert (found.pays_from_batch, found.pays_up_to_batch) == pays
 
 
-def test_a_technique_pays_from_the_batch_that_is_told():
+def test_technique_pays_from_the_stated_batch():
     """One sequence reads more experts to verify four tokens; many read all of them anyway."""
     h200, asked = load_hardware("h200-sxm"), "retrieval:length=3,tau=1.8"
     found = analyze("mixtral-8x7b", h200, techniques=[asked]).effect
@@ -562,7 +562,7 @@ def test_the_host_launches_one_at_a_time():
     assert all(run.host_s > 0 for run in drafts)
 
 
-def test_the_host_launches_what_any_token_comes_to():
+def test_host_launches_layers_that_any_token_runs():
     """16 layers of 32 come to a sequence with the chance of a quarter, and to a crowd always."""
     found = setting("launches:each=1000", "mixture-of-depths:share=0.25")
     each = len(found.decode_graph.blocks[1].operators)
@@ -699,7 +699,7 @@ def test_a_skeleton_by_hand():
 # Tokens that skip layers, neurons that are not needed.
 
 
-def test_leaving_early_saves_what_lies_beyond():
+def test_early_exit_saves_the_layers_beyond_the_exit():
     found, bare = setting("early-exit:exit=0.5,stay=0.25,sure=nothing"), setting()
     assert found.plan.time_s(step()) == bare.plan.time_s(step())  # the prefill's graph
     layer = plan_of(bare, "decode", step(), "weight_bytes") - 2 * 4096 * (32000 + 1 + 1)
@@ -751,13 +751,13 @@ def test_a_predictor_runs_before_each_network_and_is_held():
     assert found.plan.time_s(step()) == none.plan.time_s(step())  # the prefill's graph
 
 
-def test_heads_that_are_not_needed_are_not_projected():
+def test_inactive_heads_are_not_projected():
     found, bare = setting("contextual-sparsity:active=0.5,heads=0.25,rank=0"), setting()
     read = plan_of(bare, "decode", step(), "weight_bytes") - plan_of(found, "decode", step(), "weight_bytes")
     assert read == pytest.approx(2 * 32 * (0.5 * 3 * 4096 * 11008 + 0.75 * 2 * 4096**2))
 
 
-def test_a_generation_says_how_much_faster_it_is_expected_to_be():
+def test_report_states_the_expected_speedup_of_techniques():
     asked = {"batch": 8, "prompt": 512, "gen": 64}
     bare, drafted, unknown = (
         analyze("llama-3.1-8b", device, **asked, techniques=techniques)
@@ -787,7 +787,7 @@ def test_a_window_that_a_model_has_stays_where_it_is_narrower():
             if op.kind == "attention"} == {"window 4096", "window 5000"}  # fmt: skip
 
 
-def test_what_h2o_keeps_is_what_a_step_reads():
+def test_h2o_decode_steps_read_the_retained_keys_only():
     found, bare = setting("h2o:heavy=100,recent=28"), setting()
     prompt = Workload.prefill(batch=1, prompt=1000)
     for field in ("ops", "activation_bytes", "weight_bytes", "kv_bytes"):
@@ -833,7 +833,7 @@ def test_choosing_blocks_compares_each_query_with_the_extremes_of_16_keys():
     assert held[0] - held[1] == pytest.approx(32 * 2 * 32 * 128 * 2 * 100 / 16)
 
 
-def test_strides_add_one_of_so_many_earlier_keys():
+def test_strided_attention_adds_every_nth_earlier_key():
     """Sparse Transformer: a window of 64, of the 936 keys before it one in 64; and the new token is written."""
     found = setting("sparse-pattern:local=64,globals=0,random=0,stride=64")
     assert plan_of(found, "decode", step(1000), "kv_bytes") == pytest.approx((64 + 936 / 64 + 1) * TOKEN)
@@ -1035,7 +1035,7 @@ def test_prompts_of_all_lengths_packed_and_padded():
         ("\n", " must have from 1 to 1000 different lengths"),
     ],
 )
-def test_a_file_of_lengths_that_is_wrong_is_told_by_its_line(tmp_path, text, error):
+def test_error_in_a_lengths_file_names_its_line(tmp_path, text, error):
     path = tmp_path / "lengths.txt"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InputError) as caught:
@@ -1287,7 +1287,7 @@ def test_techniques_that_say_no_order_commute(pair):
         assert amounts(found) == pytest.approx(amounts(other), rel=1e-12)
 
 
-def test_techniques_that_do_not_commute_are_in_the_order_that_makes_sense(tmp_path):
+def test_techniques_that_do_not_commute_apply_in_a_fixed_order(tmp_path):
     narrow = made(tmp_path, num_attention_heads=16, num_key_value_heads=16)
     for one in ("mla", "linear-attention", "quantized:scheme=quarot", "low-rank:ratio=0.5"):  # of what is left
         same(setting("structured-pruning:heads=0.5", one), setting(one, of=narrow))
@@ -1316,7 +1316,7 @@ PAIRS = [pair for pair in combinations(techniques(), 2)]  # noqa: C416
 
 
 @given(st.sampled_from(PAIRS))
-def test_it_does_not_matter_which_is_asked_for_first(pair):
+def test_result_does_not_depend_on_the_order_of_techniques(pair):
     (one, why), (other, why_not) = (tried(*map(written, order)) for order in (pair, reversed(pair)))
     if one is None:
         assert why == why_not
@@ -1378,14 +1378,14 @@ CHANGES = {  # - lowers, = conserves, + raises, ? depends: OPs, weights, activat
 }
 
 
-def test_what_changes_is_told_of_every_technique_that_needs_no_file():
+def test_every_technique_without_a_file_parameter_declares_its_changes():
     assert {asked.partition(":")[0] for asked in CHANGES} == techniques().keys() - {"lengths"}
 
 
 @pytest.mark.parametrize("asked", CHANGES)
 @settings(max_examples=5)
 @given(batch=st.integers(1, 256), prompt=st.integers(1000, 9000), gen=st.integers(33, 700))
-def test_what_a_technique_lowers_and_what_it_conserves(asked, batch, prompt, gen):
+def test_each_technique_changes_the_declared_quantities_only(asked, batch, prompt, gen):
     found = astuple(changes(changing(asked), batch=batch, prompt=prompt, gen=gen))
     for told, sign in zip(CHANGES[asked].replace(" ", ""), "".join(found), strict=True):
         assert told in ("?", sign), found
@@ -1489,7 +1489,7 @@ def test_json_text_and_scenario_agree(tmp_path, capsys):
     assert all(said in text for said in effect["said"])
 
 
-def test_the_cache_of_a_full_model_is_what_it_was():
+def test_full_model_caches_keys_and_values_of_every_layer():
     assert kv_cache_bytes(setting().graph, batch=1, context=1) == TOKEN
 
 

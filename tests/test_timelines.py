@@ -136,11 +136,11 @@ def of(found):
 
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: name[:40])
-def test_kernels_are_told_apart_by_their_names(name, llama):
+def test_kernel_names_determine_the_part_of_a_pass(name, llama):
     assert parts_of([name], llama.phases.decode.operators) == {name: NAMES[name]}
 
 
-def test_what_comes_after_attention_marks_no_layer():
+def test_kernels_after_attention_do_not_mark_a_layer():
     said = {name: marks_a_layer(name, part) for name, part in NAMES.items()}
     marked = [name for name, marks in said.items() if marks]
     assert len(marked) == 11
@@ -184,7 +184,7 @@ def test_products_are_those_of_the_model_in_their_order(tmp_path, llama):
 
 
 @pytest.mark.parametrize(("model", "each"), [("gemma-3-27b", 4), ("gemma-3-27b", 7), ("gemma-3-27b", 6)])
-def test_layers_that_alternate_are_told_apart(model, each):
+def test_alternating_layers_are_identified(model, each):
     """Each product of layer n takes n seconds; 6 are q, k, v, o, gate and up at once, down."""
     analysis = analyze(model, "h100-sxm")
     layers = {place: block.name for block in analysis.model.graph.blocks for place in block.layers}
@@ -210,7 +210,7 @@ def test_bounds_and_expectations_are_those_of_the_analysis(tmp_path, llama):
     assert sum(part.expected_s or 0 for part in found.parts) == pytest.approx(total.expected_time_s)
 
 
-def test_prompts_and_steps_of_one_file_are_told_apart(tmp_path, llama):
+def test_prefills_and_decode_steps_of_one_trace_are_separated(tmp_path, llama):
     path = written(tmp_path / "trace.json.gz", laid([LAYER, PROMPT, LAYER, LAYER, PROMPT, LAYER, LAYER]))
     decode, prefill = (timeline(path, llama, phase=phase) for phase in ("decode", "prefill"))
     assert of(decode)["attention"] == pytest.approx(1e-6 * 14 * LAYERS, **EXACT)
@@ -373,7 +373,7 @@ def test_products_are_identified_by_the_shapes_of_their_operators(tmp_path, llam
     assert "No kernel was recorded for lm_head" in said
 
 
-def test_the_largest_gaps_come_with_what_closes_them(tmp_path, llama):
+def test_next_steps_name_the_largest_gaps_and_their_remedies(tmp_path, llama):
     """By hand: a pause of 40 ms before each pass, attention of 1 ms in each layer."""
     longer = {"void flash_fwd_splitkv_kernel<128>": 1000}
     layer = tuple((name, longer.get(name, duration), pause) for name, duration, pause in LAYER)
@@ -415,7 +415,7 @@ def test_a_trace_of_a_larger_model_is_refused(tmp_path):
         timeline(path, analyze("llama-3.1-8b", "h100-sxm", batch=8))
 
 
-def test_a_product_under_its_bound_is_said_to_be_identified_wrongly(tmp_path, llama):
+def test_report_marks_products_below_their_bound_as_misidentified(tmp_path, llama):
     launches = [(name, start, duration / (20 if "down" in name else 1)) for name, start, duration in laid([LAYER] * 3)]
     said = " ".join(REPORT.text(timeline(written(tmp_path / "t.json", launches), llama)).split())
     assert re.search(r"Below their bounds: down_proj \(0\.0\dx\)\. They were misidentified", said)
@@ -444,7 +444,7 @@ def test_separate_launches_are_expected_as_such(tmp_path, llama):
     assert all(one > known[f"{name}_proj"].expected_time_s for one, name in zip(each, "qkv", strict=True))
 
 
-def test_parts_of_passes_are_said_to_be_such(tmp_path, llama):
+def test_partial_passes_are_reported_as_partial(tmp_path, llama):
     """As of decode graphs in pieces, each of which has the name of the step."""
     launches = list(laid([LAYER] * 4))
     own, eight = len(launches) // 4, 8 * len(LAYER)
@@ -476,7 +476,7 @@ def test_layers_that_repeat_are_no_passes(tmp_path, llama):
         timeline(written(tmp_path / "t.json", kernels), llama)
 
 
-def test_what_runs_at_once_is_counted_once(tmp_path, llama):
+def test_concurrent_kernels_are_counted_once(tmp_path, llama):
     launches = list(laid([LAYER] * 5))
     beside = [
         ("ncclDevKernel_AllReduce", start + 1, duration - 2) for name, start, duration in launches if "down" in name
@@ -489,7 +489,7 @@ def test_what_runs_at_once_is_counted_once(tmp_path, llama):
 
 @settings(max_examples=20)
 @given(data=st.data())
-def test_parts_and_pauses_are_all_of_a_pass_in_whatever_order_events_stand(tmp_path_factory, llama, data):
+def test_kernel_and_idle_times_sum_to_the_pass_in_any_event_order(tmp_path_factory, llama, data):
     pauses = data.draw(st.lists(st.floats(100, 1e4), min_size=3, max_size=6))
     launches, now = [], 0.0
     for pause in pauses:
@@ -568,7 +568,7 @@ def test_kernels_that_are_listed_for_each_grid_are_one(tmp_path, llama):
     assert found.passes.passes == 2
 
 
-def test_a_trace_that_is_not_there_or_not_first_is_told_before_anything_is_analyzed(capsys):
+def test_missing_or_misplaced_trace_is_refused_before_the_analysis(capsys):
     assert main(["timeline", "gpt2", "t4", "trace.json"]) == 2
     told = "gpt2: no such file; the trace comes first: llmviewer timeline FILE MODEL HARDWARE"
     assert capsys.readouterr().err == f"llmviewer: {told}\n"
@@ -591,7 +591,7 @@ def test_a_trace_that_is_not_there_or_not_first_is_told_before_anything_is_analy
         (json.dumps(traced(laid([LAYER] * 2))), ["--passes", "0"], "passes must be a whole number of at least 1"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_used_is_told_in_a_line(tmp_path, capsys, text, more, wrong):
+def test_unusable_traces_are_refused_in_one_line(tmp_path, capsys, text, more, wrong):
     path = tmp_path / "t.json"
     path.write_text(text)
     assert main(["timeline", str(path), "llama-3.1-8b", "h100-sxm", *more]) == 2
@@ -644,7 +644,7 @@ def test_stages_there_are_not(tmp_path, layout, stage):
         timeline(path, analyze("llama-3.1-8b", "h100-sxm", layout=layout), stage=stage)
 
 
-def test_what_fused_kernels_do_together_stands_together(tmp_path, llama):
+def test_operators_of_a_fused_kernel_share_a_row(tmp_path, llama):
     """By hand: additions with norms, RoPE with the cache; copies in every layer are not the one embedding."""
     layer = (*LAYER, ("void at::native::vectorized_elementwise_kernel<4, copy>", 2, 0))
     found = timeline(written(tmp_path / "t.gz", laid([layer] * 4)), llama)
@@ -658,7 +658,7 @@ def test_what_fused_kernels_do_together_stands_together(tmp_path, llama):
     assert "norm, add" in REPORT.text(found)
 
 
-def test_operators_whose_kernels_are_anothers_stand_with_them(tmp_path, llama):
+def test_operators_are_grouped_by_the_kernel_that_runs_them(tmp_path, llama):
     """Eager attention: products of scores are among the others, and steps are as the engine named them."""
     layer = tuple((name.replace("flash_fwd", "gemm"), duration, pause) for name, duration, pause in LAYER)
     launches = list(laid([layer] * 3))

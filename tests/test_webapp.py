@@ -98,13 +98,13 @@ def test_a_link_gives_the_state_that_it_was_made_of(values):
 
 
 @given(st.one_of(st.text(max_size=300), st.binary(max_size=300).map(lambda b: b.decode("latin-1"))))
-def test_no_link_is_too_strange(query):
+def test_arbitrary_links_round_trip(query):
     found, _ = State.of_link(query)
     assert State.of_link(found.link)[0] == found
 
 
 @given(st.sampled_from(tuple(FIELD_TYPES)), st.text(max_size=40))
-def test_a_value_that_cannot_be_used_is_as_usual_with_a_notice(name, text):
+def test_unusable_link_value_falls_back_to_the_default_with_a_notice(name, text):
     from urllib.parse import quote
 
     found, notices = State.of_link(f"?{name}={quote(text, safe='', errors='replace')}")
@@ -192,13 +192,13 @@ def test_a_field_with_a_number_out_of_its_range_gives_none(name, said):
     assert str(error.value) == f"{name} {said}"
 
 
-def test_a_pipeline_does_not_hold_up_others_either():
+def test_pipeline_degree_of_a_link_is_limited():
     found, notices = State.of_link("?model=llama-3.1-405b&pp=126")
     assert found.pp == 1
     assert notices == ("link: pp: must be a whole number from 1 to 16; got 126; the default is used",)
 
 
-def test_what_a_link_says_wrongly_is_told_in_the_words_of_the_page():
+def test_link_errors_use_the_labels_of_the_page():
     _, notices = State.of_link("?batch=abc&skew=x&set=l4:memory.bandwidth=2x")
     assert notices == (
         "link: batch: must be a whole number from 1 to 65,536; got 'abc'; the default is used",
@@ -241,7 +241,7 @@ def test_a_field_of_a_link_that_cannot_be_used_leaves_the_others(query, then, to
         "beam:width=1e999",
     ],
 )
-def test_a_technique_does_not_hold_up_others(text):
+def test_technique_parameters_of_the_page_are_limited(text):
     why = results.problem_of(State(techniques=(text,)))
     assert re.fullmatch(r"[a-z-]+: \w+ must be .*; got .*", why), why
 
@@ -260,7 +260,7 @@ def test_a_file_is_in_its_link_and_too_large_a_one_is_not():
     assert State.of_link(asked.link, [large]) == (asked, ())
 
 
-def test_a_file_of_a_link_does_not_swell():
+def test_decompressed_file_of_a_link_is_limited_in_size():
     packed = base64.urlsafe_b64encode(zlib.compress(b" " * 50_000_000, 9)).decode()
     found, notices = State.of_link(f"?model=file:a.json&file=a.json~{packed}")
     assert found == State()
@@ -329,7 +329,7 @@ def test_a_file_of_a_link_has_a_plain_name(name):
         ),
     ],
 )
-def test_a_file_that_cannot_be_used_says_why(make, name, text, message):
+def test_unusable_file_is_refused_with_the_reason(make, name, text, message):
     with pytest.raises(InputError) as error:
         make(name, text)
     assert str(error.value).startswith(message)
@@ -505,7 +505,7 @@ def variants_of(answer, asked):
     return {candidate.name: (candidate.state, variant) for candidate, variant in found}
 
 
-def test_what_would_change_it_is_what_analyze_says():
+def test_gains_of_changes_equal_those_of_analyze():
     asked = State(model="llama-3-70b")
     (answer,) = results.device_results(asked)
     by = variants_of(answer, asked)
@@ -560,7 +560,7 @@ def test_the_mean_step_takes_the_mean_time():
         assert answer.phase("decode").time_s == pytest.approx(answer.analysis.generation.tpot_s, rel=1e-6)
 
 
-def test_steps_start_from_what_is_asked():
+def test_suggested_changes_start_from_the_current_setting():
     asked = State(batch=4, quant="W4A16g128KV8", attention="eager", phase="prefill")
     (answer,) = results.device_results(asked)
     steps = {candidate.name: candidate.state for candidate in changes.candidates(answer, asked)}
@@ -586,7 +586,7 @@ def test_steps_start_from_what_is_asked():
         ("Q4_K_M,down_proj=W8A16", "Q4_K_M,KV8,down_proj=W8A16"),
     ],
 )
-def test_a_step_in_precision_keeps_what_is_asked_of_parts_of_the_model(quant, then):
+def test_precision_change_keeps_overrides_of_model_parts(quant, then):
     asked = State(model="llama-3-8b", quant=quant)
     (answer,) = results.device_results(asked)
     state, variant = variants_of(answer, asked)[then]
@@ -604,7 +604,7 @@ def test_a_step_in_precision_replaces_a_technique_that_sets_one():
     assert str(variant.result.setting.quantization) == "fp8"
 
 
-def test_what_would_change_it_is_said_of_every_device():
+def test_changes_are_ranked_for_every_device():
     asked = State(model="llama-3-70b", on=("h100-sxm", "v100-sxm2-16gb", "mi300x"), batch=64)
     found = results.device_results(asked)
     steps, refused = changes.ranked_changes(found, asked, with_techniques=False)
@@ -629,7 +629,7 @@ def test_what_would_change_it_is_said_of_every_device():
     assert overview.heading(found[:1])[0] == "Llama 3 70B on NVIDIA H100 SXM5 80 GB"
 
 
-def test_steps_that_not_all_devices_can_take_are_refused_with_the_names_of_those_that_cannot():
+def test_refused_changes_name_the_devices_that_cannot_run_them():
     heads = "tp=8 does not divide the 12 heads of q_proj in layer; "
     no_link = "m5 has no scale_up.bandwidth in its file; "
     for on, wanted in (
@@ -662,7 +662,7 @@ def test_the_inspector_looks_at_the_pass_that_techniques_make():
     assert {what: value for what, _, value in one.formulas}["OPs"] == f"{si(result.per_call.ops)}OP"
 
 
-def test_what_is_expected_stands_beside_the_bound_with_its_interval_and_source():
+def test_totals_show_bound_expected_time_interval_and_source():
     asked = State(model="llama-3.1-70b", on=("h100-sxm", "l40s"))
     found = results.device_results(asked)
     heads, *lines = overview.totals(found, asked)
@@ -698,7 +698,7 @@ def test_a_node_of_the_network_shows_the_launches_of_its_own_block():
     assert alone.title == "lm_head \N{MULTIPLICATION SIGN} 1"
 
 
-def test_what_would_help_an_operator_does():
+def test_operator_improvements_equal_the_changed_analysis():
     (found,) = results.device_results(State())
     one = inspector.operator_details(found, "decode", "layer.down_proj")
     (now,) = [op for op in found.analysis.phases.decode.operators if operator_id(op) == "layer.down_proj"]
@@ -843,7 +843,7 @@ def said(browser, name):
     return found if isinstance(found, str) else found["props"]["children"][1]
 
 
-def test_a_change_is_answered_and_is_in_the_link(app):
+def test_control_change_updates_results_and_link(app):
     browser = Browser(app)
     browser.set("batch", 8)
     assert browser.props["url"]["search"] == "?batch=8"
@@ -863,7 +863,7 @@ def test_a_change_is_answered_and_is_in_the_link(app):
     }
 
 
-def test_a_mistake_is_said_beside_its_control_and_what_was_answered_stays(app):
+def test_error_appears_beside_its_control_and_previous_results_stay(app):
     browser = Browser(app)
     browser.set("batch", 4)
     for name, value, message in (
@@ -881,7 +881,7 @@ def test_a_mistake_is_said_beside_its_control_and_what_was_answered_stays(app):
         assert browser.props[f"error-{name}"]["children"] == ""
 
 
-def test_a_fault_of_our_own_is_said_and_what_was_answered_stays(app, monkeypatch, caplog):
+def test_internal_error_is_reported_and_previous_results_stay(app, monkeypatch, caplog):
     browser = Browser(app)
     right = results.analyze
 
@@ -897,7 +897,7 @@ def test_a_fault_of_our_own_is_said_and_what_was_answered_stays(app, monkeypatch
     assert "KeyError: 'oops'" in caplog.text
 
 
-def test_a_long_mistake_is_said_in_short_and_opens_to_all_of_it():
+def test_long_error_is_abbreviated_and_expandable():
     assert controls.error_text("skew must be a number from 0 to 10") == "skew must be a number from 0 to 10"
     long = f"precision must be {'one or another ' * 20}of these; got 'W4X9'"
     short, whole = controls.error_text(long).children
@@ -924,7 +924,7 @@ def test_a_model_that_does_not_generate_has_one_pass_and_no_generated_tokens(app
     assert not browser.props["gen"]["disabled"]
 
 
-def test_a_mistake_does_not_hold_up_other_controls(app):
+def test_error_in_one_control_does_not_block_others(app):
     browser = Browser(app)
     browser.set("quant", "W17")
     browser.set("batch", 16)
@@ -968,7 +968,7 @@ def test_techniques_are_chosen_and_edited(app):
     assert browser.props["error-techniques"]["children"] == ""
 
 
-def test_what_was_measured_is_held_against_each_device_and_no_other_setting(app):
+def test_measured_times_are_compared_with_each_device_of_the_setting_only(app):
     browser = Browser(app)
     browser.set("measured", "tpot=9ms, ttft=40ms")
     rated = analyze("llama-3.1-8b", "h100-sxm", measured={"tpot_s": 9e-3, "ttft_s": 40e-3}).measured
@@ -1023,7 +1023,7 @@ def test_files_are_kept_by_the_browser(app):
     assert said(browser, "model").startswith("tiny.json")
 
 
-def test_what_is_saved_is_what_is_reported(app):
+def test_saved_files_equal_the_command_line_reports(app):
     browser = Browser(app)
     browser.set("batch", 8)
     saved = {}
@@ -1080,7 +1080,7 @@ def test_many_users_at_once_each_get_their_own_answer(app):
             assert f'"{value}"' in text, (wanted, value)
 
 
-def test_states_that_differ_in_what_is_looked_at_share_an_answer():
+def test_states_that_differ_in_view_only_share_a_cached_result():
     asked = State(batch=7)
     (first,) = results.device_results(asked)
     (again,) = results.device_results(replace(asked, phase="prefill", tab="memory", op="layer.q_proj"))
@@ -1090,7 +1090,7 @@ def test_states_that_differ_in_what_is_looked_at_share_an_answer():
 # The command
 
 
-def test_the_command_says_what_it_lacks(capsys):
+def test_web_command_names_the_missing_package(capsys):
     code = (
         "import sys; sys.modules['dash'] = None; from llmviewer.cli import main; sys.exit(main(['web', '--no-open']))"
     )
@@ -1133,7 +1133,7 @@ def test_features_in_words(feature, told):
     assert formulas.feature_text(feature) == told
 
 
-def test_what_makes_it_fit_is_said_in_words_of_controls():
+def test_memory_fixes_use_the_labels_of_controls():
     (answer,) = results.device_results(State(model="deepseek-v3", tp=8, batch=64, prompt=4096))
     assert "use tp 16 and technique chunked-prefill, " in overview.advice(answer, "decode")
 
@@ -1157,7 +1157,7 @@ def test_sentence_and_card_and_inspector_advise_the_same_batch(layout):
     assert gain == f"{after.batch / before.batch * now_s / then_s:.2g}x tokens/s"
 
 
-def test_what_the_server_works_on_stays_to_be_read():
+def test_content_stays_readable_while_the_server_computes():
     waiting = [
         each
         for shown in (pages.layout(), tabs_changes.placeholder(State()))

@@ -35,7 +35,7 @@ def _shown(state):
     return json.dumps(tab.show(device_results(state), state).to_plotly_json(), default=lambda c: c.to_plotly_json())
 
 
-def test_a_pin_gives_the_question_back():
+def test_pin_round_trips_the_setting():
     asked = State(
         model="deepseek-v3", on=("h200-sxm", "mi300x"), tp=8, offload="weights=0.5,kv=0.2@storage", tab="compare",
         set=("mi300x:memory.bandwidth=2x", "h200-sxm:memory.bandwidth=3x"), op="a.b", sweep="length",
@@ -64,7 +64,7 @@ def test_a_file_that_only_a_pin_names_stays_in_the_link():
 
 
 @given(st.lists(st.text(max_size=80), max_size=8))
-def test_no_pin_is_too_strange(pins):
+def test_arbitrary_pins_never_fail(pins):
     from urllib.parse import urlencode
 
     state, _ = State.of_link(urlencode({"pins": "|".join(pins)}))
@@ -84,7 +84,7 @@ def test_no_pin_is_too_strange(pins):
         ("pins=pins=pins=batch%3D2", ""),
     ],
 )
-def test_a_pin_that_is_wrong_says_so(pin, message):
+def test_invalid_pin_is_reported(pin, message):
     state = State(pins=(pin,))
     settings, problems = compare.compared_settings(device_results(state), state)
     assert problems[0].startswith(message) if message else not problems
@@ -92,7 +92,7 @@ def test_a_pin_that_is_wrong_says_so(pin, message):
     assert "Unpin A" in _shown(state)
 
 
-def test_a_link_says_what_a_setting_that_it_has_not_is_called():
+def test_unknown_link_key_suggests_the_right_key():
     told = {query: State.of_link(query)[1] for query in ("?hw=h100", "?kv-len=3", "?batches=3")}
     assert told == {
         "?hw=h100": ("link: no setting 'hw'; in a link it is on",),
@@ -101,7 +101,7 @@ def test_a_link_says_what_a_setting_that_it_has_not_is_called():
     }
 
 
-def test_a_link_says_what_of_its_pins_cannot_be_used_on_every_tab():
+def test_invalid_pins_are_reported_on_every_tab():
     state, notices = State.of_link("?tab=overview&pins=zzz|batch%3D0|batch%3D8")
     assert state.pins == ("zzz", "batch=0", "batch=8")
     assert notices == (
@@ -110,7 +110,7 @@ def test_a_link_says_what_of_its_pins_cannot_be_used_on_every_tab():
     )
 
 
-def test_of_too_many_pins_the_first_are_shown_and_of_too_long_ones_none():
+def test_pins_are_limited_in_number_and_length():
     many = [f"batch={i}" for i in range(1, MAX_PINS + 2)]
     for pins, kept in (("|".join(many), tuple(many[:MAX_PINS])), ("x" * 5000, ())):
         state, notices = State.of_link(f"?pins={pins.replace('=', '%3D')}")
@@ -148,7 +148,7 @@ def _said(before, after):
     return [said.removeprefix("A to now: ") for said in compare.difference_sentences(settings)]
 
 
-def test_words_say_by_how_much_and_why():
+def test_explanation_states_the_speedup_and_its_cause():
     decode, prefill = _said(FULL, replace(W4, pins=()))
     a = analyze("llama-3.1-70b", "mi300x", batch=16)
     b = analyze("llama-3.1-70b", "mi300x", batch=16, quant="W4A16g128")
@@ -187,13 +187,13 @@ def test_words_say_by_how_much_and_why():
         ),
     ],
 )
-def test_words_name_what_changed(before, after, message):
+def test_explanation_names_the_changed_settings(before, after, message):
     assert any(re.fullmatch(message, said) for said in _said(State(**before), State(**after))), _said(
         State(**before), State(**after)
     )
 
 
-def test_words_count_tokens_where_a_pass_yields_several():
+def test_explanation_states_tokens_per_pass():
     decode, _ = _said(State(), State(techniques=("medusa:tau=2.5",)))
     times = [analyze("llama-3.1-8b", "h100-sxm", techniques=w).generation.tpot_s for w in ((), ("medusa:tau=2.5",))]
     assert decode.startswith(f"{times[0] / times[1]:.3g}x faster decode")
@@ -206,7 +206,7 @@ def test_words_count_tokens_where_a_pass_yields_several():
     assert table["tokens per pass and sequence"] == ("-", "2.5")
 
 
-def test_words_are_of_the_step_where_one_is_asked_for():
+def test_explanation_compares_the_chosen_decode_step():
     decode, _ = _said(State(context=2048), State(context=100_000))
     a, b = (analyze("llama-3.1-8b", "h100-sxm", kv_len=n).phases.decode.time_s for n in (2048, 100_000))
     assert decode.startswith(f"{b / a:.3g}x slower decode")
@@ -299,7 +299,7 @@ def _press(app, browser, which, at, count):
     return True
 
 
-def test_buttons_pin_and_let_go(app):
+def test_buttons_pin_and_unpin_a_setting(app):
     browser = Browser(app)
     browser.set("batch", 4)
     assert not _press(app, browser, "", 0, {"pin": 1, "unpin": 0})

@@ -97,7 +97,7 @@ def test_a_step_of_lightning_attention():
         ({"architectures": ["Other"]}, "architectures: must be BailingMoeV3ForCausalLM or BailingMoeV2_5ForCausalLM"),
     ],
 )
-def test_what_is_not_known(changes, message):
+def test_unsupported_bailing_fields_are_refused(changes, message):
     with pytest.raises(InputError, match=message):
         _graph(model_type="bailing_hybrid", **(LINEAR | LATENT | changes))
 

@@ -142,7 +142,7 @@ def test_a_gguf_file_without_a_head_ties_it_to_the_embedding(gguf):
     assert _formats(model)["lm_head"] == {"q4_k": [None]}
 
 
-def test_a_precision_that_is_asked_for_replaces_that_of_the_file(gguf):
+def test_requested_precision_replaces_that_of_the_file(gguf):
     model = load_model(gguf())
     assert _formats(model)["q_proj"] == {"q4_k": [0, 1, 2, 3]}
     assert weight_bytes(_graph(model, "W16A16")) == 2 * model.parameters
@@ -241,7 +241,7 @@ def test_bytes_that_are_no_gguf_file(gguf, data, error):
         (((1,) * 5, F32), "tensor 'token_embd.weight' must have 1 to 4 dimensions; got 5"),
     ],
 )  # fmt: skip
-def test_a_tensor_that_cannot_be(gguf, tensor, error):
+def test_invalid_gguf_tensor_is_refused(gguf, tensor, error):
     path = gguf(tensors={**_mixed(), "token_embd.weight": tensor})
     assert _error(path) == f"{path}: {error}"
 
@@ -424,7 +424,7 @@ def test_memory_is_that_of_the_tensors(checkpoint, quantization, change, fmt):
     assert formats["lm_head"] == {"bf16": [None]}
 
 
-def test_a_matrix_that_the_file_has_in_full_is_in_full_whatever_the_config_says(checkpoint):
+def test_unquantized_matrix_of_a_file_overrides_the_config(checkpoint):
     def change(rows, columns):
         return {"weight": ("BF16", [rows, columns])}
 
@@ -526,7 +526,7 @@ def test_bytes_that_are_no_safetensors_file(checkpoint, tmp_path, data, error):
         ({"dtype": "F32", "shape": [2**40, 2**40]}, "x.shape: must have at most 9007199254740992 elements; got ["),
     ],
 )  # fmt: skip
-def test_an_entry_that_cannot_be(checkpoint, tmp_path, entry, error):
+def test_invalid_safetensors_entry_is_refused(checkpoint, tmp_path, entry, error):
     folder = checkpoint({})
     header = json.dumps({"x": entry}).encode()
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)

@@ -137,12 +137,12 @@ def test_a_draft_with_other_layers_is_refused(read):
         ("LlamaForWhatever", "the class LlamaForWhatever is not known: counts as a causal language model"),
     ],
 )
-def test_what_a_class_changes_is_said(read, named, note):
+def test_note_states_the_effect_of_a_class(read, named, note):
     assert read(model_type="llama", architectures=[named]).notes == (note,)
 
 
 @pytest.mark.parametrize("named", ["MedusaModel", "DeepseekV3ForCausalLMNextN", "Qwen3NextMTP", "Eagle3Speculator"])
-def test_parts_of_models_say_what_to_give(read, named):
+def test_classes_of_model_parts_are_refused_with_a_hint(read, named):
     if named.startswith("Eagle3"):
         assert "drafts for another model" in read(model_type="llama", architectures=[named]).notes[0]
         return
@@ -177,7 +177,7 @@ def test_headless_models_of_every_kind_run_one_pass(tmp_path, name):
     assert load_model(str(path)).parameters == whole.parameters - head
 
 
-def test_a_class_that_a_family_without_a_head_of_words_does_not_know_is_named(read):
+def test_unknown_class_of_a_headless_family_is_noted(read):
     fields = {"model_type": "clip", "architectures": ["CLIPForWhatever"], "text_config": {}}
     model = read(**fields, vision_config={})
     note = "the class CLIPForWhatever is not known: counts as the bare model of clip"
@@ -213,7 +213,7 @@ def test_a_decoder_with_cross_attention_by_itself_is_refused(read):
         ("nemotron_h", {"n_shared_experts": 3}, {"n_shared_experts": 1}),
     ],
 )
-def test_what_transformers_reads_as_the_same_counts_the_same(read, model_type, null, same):
+def test_config_fields_equivalent_in_transformers_count_the_same(read, model_type, null, same):
     sizes = {"num_hidden_layers": 4, "num_key_value_heads": 1}
     one, other = (read(model_type=model_type, **sizes, **fields) for fields in (null, same))
     assert one.parameters == other.parameters
@@ -246,7 +246,7 @@ def test_windows_are_those_of_the_listed_layers_or_none_where_null(read, model_t
         ("cohere2_moe", "expert_selection_fn", "none", "softmax, sigmoid"),
     ],
 )
-def test_a_word_that_selects_another_structure_is_refused(read, model_type, field, value, known):
+def test_field_value_selecting_an_unsupported_structure_is_refused(read, model_type, field, value, known):
     with pytest.raises(InputError, match=f"{field}: must be one of {known}; got '{value}'"):
         read(model_type=model_type, **{field: value})
 

@@ -55,7 +55,7 @@ def test_the_precision_that_a_row_names_is_what_the_option_takes(capsys):
     assert alone == left
 
 
-def test_json_has_the_links_of_the_device_as_they_were_asked_for(capsys):
+def test_json_has_device_links_with_what_ifs_applied(capsys):
     _, out, _ = run(
         capsys, "analyze", "llama-2-7b", "h100-sxm", "--format", "json", "--hardware-set", "scale_up.bandwidth=2x",
     )  # fmt: skip
@@ -383,13 +383,13 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
          "--library: applies only to expected times; give expected=True (--expected)"),
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_is_told_by_the_name_that_it_was_given_by(capsys, tmp_path, monkeypatch, arguments, line):
+def test_command_line_errors_name_the_option_as_typed(capsys, tmp_path, monkeypatch, arguments, line):
     monkeypatch.chdir(tmp_path)
     assert run(capsys, *shlex.split(arguments)) == (2, "", f"llmviewer: {line}\n")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_asked_is_answered_with_the_help(capsys):
+def test_command_without_arguments_prints_the_help(capsys):
     assert main([]) == 0
     nothing = capsys.readouterr()
     assert main(["--help"]) == 0
@@ -397,7 +397,7 @@ def test_nothing_asked_is_answered_with_the_help(capsys):
     assert nothing.out.startswith("Usage: llmviewer [OPTIONS] COMMAND [ARGS]...\n")
 
 
-def test_a_long_value_that_is_wrong_is_told_in_part(capsys, tmp_path):
+def test_long_invalid_values_are_truncated_in_errors(capsys, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "llama", "num_hidden_layers": "9" * 5000}))
     code, out, err = run(capsys, "models", str(path))
@@ -407,20 +407,20 @@ def test_a_long_value_that_is_wrong_is_told_in_part(capsys, tmp_path):
     assert len(err) < 400 + len(str(path))
 
 
-def test_the_name_of_a_file_says_how_a_graph_is_drawn(capsys, tmp_path):
+def test_output_file_suffix_selects_the_graph_format(capsys, tmp_path):
     for name, begin in (("g.dot", "digraph"), ("g.mmd", "flowchart"), ("g.json", "{"), ("g.txt", "gpt-2")):
         assert run(capsys, "models", "gpt2", "-o", str(tmp_path / name))[0] == 0
         assert (tmp_path / name).read_text().lower().startswith(begin)
 
 
-def test_a_full_disk_behind_standard_output_is_one_line():
+def test_full_disk_on_standard_output_is_one_error_line():
     command = f"{sys.executable} -m llmviewer analyze gpt2 t4 > /dev/full"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     said = "llmviewer: cannot write to standard output: No space left on device\n"
     assert (done.returncode, done.stderr) == (2, said)
 
 
-def test_a_file_is_readable_by_whom_others_are_and_other_threads_keep_their_umask(tmp_path, monkeypatch):
+def test_written_files_follow_the_umask_without_changing_it(tmp_path, monkeypatch):
     (tmp_path / "plain").write_text("")
     monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("it is of all threads of the process"))
     write_text(tmp_path / "report.txt", "said")
@@ -429,7 +429,7 @@ def test_a_file_is_readable_by_whom_others_are_and_other_threads_keep_their_umas
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_file_that_cannot_be_written_leaves_nothing_behind(capsys, tmp_path):
+def test_unwritable_output_leaves_no_partial_file(capsys, tmp_path):
     missing = tmp_path / "no" / "report.json"
     code, _, err = run(capsys, "analyze", "llama-2-7b", "rtx-a6000", "-o", str(missing))
     assert (code, err) == (2, f"llmviewer: {missing}: cannot be written: No such file or directory\n")
@@ -438,7 +438,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing_behind(capsys, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_reader_that_stops_early_is_no_error():
+def test_closed_pipe_is_no_error():
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     command = f"{sys.executable} -m llmviewer sweep llama-2-7b rtx-a6000 --over batch=1..50000 | head -n 1"
     done = subprocess.run(

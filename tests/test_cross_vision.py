@@ -77,7 +77,7 @@ def test_ops_of_the_language_model_equal_torchs_to_the_digit(case):
     assert _counted(w) == theirs
 
 
-def test_parameters_are_those_that_hugging_face_says_of_the_checkpoint():
+def test_parameters_equal_the_hugging_face_count():
     assert load_model(NAME).parameters == 10_670_220_835
 
 
@@ -154,7 +154,7 @@ def test_devices_share_it_out(layout):
     assert shared.phases.decode.total.kv_bytes > text.phases.decode.total.kv_bytes > 0
 
 
-def test_what_goes_to_devices_that_decode_has_the_pictures():
+def test_kv_transfer_includes_image_keys_and_values():
     sent = [disaggregate(NAME, "h200-sxm", "h100-sxm", prompt=100, gen=4, images=n).kv_transfer_bytes for n in (0, 2)]
     assert sent[1] - sent[0] == 2 * SEEN * 8 * 2 * 1024 * 2
 
@@ -172,7 +172,7 @@ def test_what_goes_to_devices_that_decode_has_the_pictures():
          "text_config.cross_attention_layers: must be a list of whole numbers; got 'all'"),
     ],
 )  # fmt: skip
-def test_what_it_cannot_be(section, changes, message):
+def test_invalid_cross_vision_configs_are_refused(section, changes, message):
     with pytest.raises(InputError) as caught:
         _graph(**{section: {**SMALL[section], **changes}})
     assert str(caught.value) == f"config.json: {message}"
@@ -194,5 +194,5 @@ def test_layers_that_see_a_part_of_a_pass_are_not_given_some_tokens_alone(name, 
     assert str(caught.value) == f"{technique}: layers of {name} already process only a part of the tokens"
 
 
-def test_a_report_of_text_says_that_pictures_can_be_asked_for():
+def test_note_for_text_only_analysis_suggests_images():
     assert analyze(NAME, "h200-sxm").notes == ("text only: to count images and their encoder, give --images",)

@@ -239,7 +239,7 @@ def test_the_kinds_of_layers_are_where_the_config_says(said, layers):
         ({"o_groups": 5}, "o_groups: must divide the 4 heads of 16; got 5"),
     ],
 )
-def test_what_a_config_cannot_say(changes, message):
+def test_invalid_deepseek_v4_configs_are_refused(changes, message):
     with pytest.raises(InputError, match=f"config.json: {message}"):
         _graph(**changes)
 

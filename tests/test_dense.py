@@ -200,7 +200,7 @@ def test_where_norms_and_additions_stand(name: str, kind: str, expected: list[st
     assert places(load_model(name).graph, kind) == expected
 
 
-def test_olmo_2_normalizes_what_a_branch_made_and_not_what_it_reads() -> None:
+def test_olmo_2_normalizes_branch_outputs_not_inputs() -> None:
     operators = layer(load_model("olmo-2-7b").graph)
     assert [t.name for t in operators["q_proj"].inputs] == ["hidden"]
     assert [t.name for t in operators["attn_norm"].inputs] == ["o_proj"]
@@ -243,7 +243,7 @@ def test_norms_of_queries_and_keys(name: str, kind: str, weights: dict[str, tupl
         ("gemma-2b", ["weight"], 4),  # square, sum, scale, weight: 1 + weight is known before
     ],
 )
-def test_what_norms_learn(name: str, learned: list[str], ops: int) -> None:
+def test_norms_have_the_learned_weights_of_their_family(name: str, learned: list[str], ops: int) -> None:
     norm = layer(load_model(name).graph)["attn_norm"]
     assert [w.name.split(".")[1] for w in norm.weights] == learned
     assert norm.ops_per_element == ops
@@ -462,7 +462,7 @@ def test_fields_of_published_files_that_cost_nothing_are_not_reported(tmp_path, 
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
-def test_what_cannot_be_is_said_in_one_line(fields: dict[str, object], message: str) -> None:
+def test_invalid_dense_configs_are_refused_in_one_line(fields: dict[str, object], message: str) -> None:
     with pytest.raises(InputError) as raised:
         small(**fields)
     assert str(raised.value) == message

@@ -208,14 +208,14 @@ def test_layers_of_several_kinds_are_described(described):
         ),
     ],
 )
-def test_a_mistake_says_where_it_is(described, old, new, error):
+def test_error_in_a_description_names_its_key(described, old, new, error):
     path = described(LLAMA.replace(old, new))
     with pytest.raises(InputError) as caught:
         load_model(path)
     assert str(caught.value).startswith(f"{path}: config.{error}")
 
 
-def test_a_layer_needs_something_to_do(described):
+def test_layer_without_mixer_and_feed_forward_is_refused(described):
     path = described("  vocab_size: 10\n  hidden_size: 8\n  layers: [{repeat: 2}]\n")
     with pytest.raises(InputError, match=r"config\.layers\[0\]\.mixer: a layer needs a mixer or a feed_forward$"):
         load_model(path)
@@ -234,7 +234,7 @@ def test_no_token_takes_more_experts_than_there_are(described):
     assert str(caught.value) == f"{path}: {message}"
 
 
-def test_groups_of_experts_are_said_as_configs_say_them(described):
+def test_expert_groups_use_the_keys_of_configs(described):
     network = "{kind: experts, experts: 64, chosen: 4, inner: 16, n_group: 8, topk_group: 2}"
     layer = f"{{mixer: {{kind: attention, num_heads: 2, head_dim: 4}}, feed_forward: {network}}}"
     graph = load_model(described(f"  vocab_size: 10\n  hidden_size: 8\n  layers: [{layer}]\n")).graph

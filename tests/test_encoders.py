@@ -151,7 +151,7 @@ def test_encoders_json_is_what_torch_counts_today(recounted):
     recounted("make_encoders.py", "distilbert-base-uncased", "modernbert-base", "t5-small", "bart-base", "whisper-tiny")
 
 
-def test_what_a_decoder_sees_of_its_encoder_is_the_same_seen_from_its_own_side():
+def test_cross_attention_sizes_are_the_same_in_the_decoder_workload():
     for workload in (Workload.prefill(batch=3, prompt=7), Workload.decode(batch=3, kv_len=12, prompt=7)):
         for seen in (workload, workload.target()):
             assert (seen.cross_pairs(), seen.source_kv(), seen.source_tokens()) == (21, 21, 21)
@@ -160,7 +160,7 @@ def test_what_a_decoder_sees_of_its_encoder_is_the_same_seen_from_its_own_side()
 
 
 @pytest.mark.parametrize(("prompt", "written"), [(512, 1), (30, 100), (1, 1)])
-def test_the_cache_of_t5_holds_what_was_read_and_what_was_written(prompt, written):
+def test_t5_cache_holds_cross_attention_and_decoder_tokens(prompt, written):
     """Keys and values of 12 heads of 64 in 12 layers, in 16 bits: of the prompt, and of the decoder's own tokens."""
     graph = load_model("t5-base").graph
     token = 12 * 2 * 12 * 64 * 2
@@ -321,7 +321,7 @@ def test_the_head_is_that_of_the_class_that_the_config_names(config, head):
     assert list(operators(built(**BERT, **config), "head")) == head
 
 
-def test_words_are_put_out_at_every_token_and_pooled_ones_for_every_sequence():
+def test_token_heads_run_per_token_and_pooled_heads_per_sequence():
     words = operators(built(**BERT, architectures=["BertForMaskedLM"]), "head")
     pooled = operators(
         built(**BERT, architectures=["BertForSequenceClassification"], id2label={0: 0, 1: 1, 2: 2}), "head"
@@ -403,7 +403,7 @@ def test_bert_as_a_decoder_keeps_keys_and_values_and_makes_logits_of_one_token()
         ),
     ],
 )
-def test_what_is_not_known_is_refused_in_one_line(config, line):
+def test_unsupported_encoder_configs_are_refused_in_one_line(config, line):
     with pytest.raises(InputError, match=f"^{re.escape(line)}$"):
         built(**config)
 
@@ -478,7 +478,7 @@ def _line(capsys, *arguments):
         ),
     ],
 )
-def test_questions_that_a_model_has_no_answer_to_get_one_line(capsys, tmp_path, monkeypatch, arguments, line):
+def test_commands_unsupported_for_encoders_are_refused_in_one_line(capsys, tmp_path, monkeypatch, arguments, line):
     monkeypatch.chdir(tmp_path)
     code, out = _line(capsys, *arguments)
     assert (code, out.out, out.err) == (2, "", f"llmviewer: {line}\n")

@@ -111,7 +111,7 @@ def test_ops_of_matrix_products_equal_torchs_to_the_digit(kind):
         ("ministral", 4 * 2 * 32 * 6),
     ],
 )
-def test_what_stays_of_nine_tokens(kind, held):
+def test_kv_cache_of_nine_tokens_by_hand(kind, held):
     assert kv_cache_bytes(_graph(kind), batch=1, context=9) == 2 * held
 
 

@@ -73,7 +73,7 @@ def test_axes_are_read_as_written(text, values):
 @pytest.mark.parametrize(
     "text", ["batch", "depth=1", "batch=a", "batch=5..1", "batch=1..8*1", "batch=0..8*2", "batch=", "l2.capacity=,"]
 )
-def test_an_axis_that_does_not_parse_says_what_it_must_be(text):
+def test_malformed_axis_is_refused_with_its_syntax(text):
     with pytest.raises(InputError, match=r"^--over .*must be"):
         parse_axis(text)
 
@@ -126,13 +126,13 @@ def test_as_published_may_stand_among_precisions_once():
         ),
     ],
 )
-def test_what_python_gives_is_named_as_it_was_given(arguments, message):
+def test_errors_of_the_python_function_name_its_arguments(arguments, message):
     with pytest.raises(InputError) as caught:
         llmviewer.sweep(**{"model": "gpt2", "hardware": "t4", "over": {"batch": [1]}, **arguments})
     assert str(caught.value) == message
 
 
-def test_what_is_expected_of_whole_answers_is_what_analyze_expects():
+def test_expected_columns_equal_those_of_analyze():
     over = {"batch": [1, 8], "prompt": [128, 1000], "gen": [1, 9]}
     for row in llmviewer.sweep("llama-3-8b", "h100-sxm", over, expected=True).to_frame().to_dict("records"):
         point = {axis: int(row[axis]) for axis in over}

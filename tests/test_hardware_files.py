@@ -96,7 +96,7 @@ def test_every_block_of_a_file_is_read(chip):
     assert device.fact("price.cloud") == 2.5
 
 
-def test_what_a_file_does_not_say_is_said_to_be_absent(chip):
+def test_missing_hardware_value_is_refused_with_a_hint(chip):
     with pytest.raises(InputError) as error:
         load_hardware(chip()).fact("storage.bandwidth")
     assert str(error.value) == (
@@ -106,7 +106,7 @@ def test_what_a_file_does_not_say_is_said_to_be_absent(chip):
     assert load_hardware(chip(), ["storage.bandwidth=5 GB/s"]).fact("storage.bandwidth") == 5e9
 
 
-def test_a_what_if_of_one_device_names_it_as_results_do_or_by_its_file(chip):
+def test_what_if_prefix_is_a_device_name_alias_or_file(chip):
     path, loaded = chip(), load_hardware("l4")
     for changes in (["chip:power.tdp=2x", "l4:power.tdp=3x"], [f"{path}:power.tdp=2x", "nvidia-l4:power.tdp=3x"]):
         assert changes_by_device([path, loaded], changes) == [("power.tdp=2x",), ("power.tdp=3x",)]
@@ -114,7 +114,7 @@ def test_a_what_if_of_one_device_names_it_as_results_do_or_by_its_file(chip):
         changes_by_device([path], ["t4:power.tdp=2x"])
 
 
-def test_a_what_if_may_name_the_device_wherever_devices_are_given():
+def test_what_ifs_accept_a_device_prefix_in_every_function():
     change = ["h100-sxm:memory.bandwidth=2x"]
     alone, both = (analyze("llama-3.1-8b", "h100-sxm", hardware_set=one) for one in (change, ["memory.bandwidth=2x"]))
     assert alone.generation == both.generation
@@ -145,7 +145,7 @@ FOLLOWS = [
 
 
 @pytest.mark.parametrize(("change", "times"), FOLLOWS)
-def test_rates_go_with_what_they_are_products_of(chip, change, times):
+def test_what_ifs_on_clocks_and_cores_scale_the_rates(chip, change, times):
     own, other = load_hardware(chip()), load_hardware(chip(), [change])
     key = change.partition("=")[0]
     for name, value in other.numbers.items():
@@ -155,7 +155,7 @@ def test_rates_go_with_what_they_are_products_of(chip, change, times):
     assert not set(violations(other)) - set(violations(load_hardware(chip(), ["memory.bandwidth=2x"])))
 
 
-def test_what_is_given_does_not_follow(chip):
+def test_explicit_what_ifs_override_derived_rates(chip):
     changes = ["matrix.fp16=200 TOP/s", "cores.count=2x", "memory.bus_width=2x", "memory.bandwidth=900 GB/s"]
     own, other = load_hardware(chip()), load_hardware(chip(), changes)
     assert other.fact("matrix.fp16") == 200e12
@@ -178,7 +178,7 @@ def test_cores_of_a_file_without_clocks_bring_their_rates(chip):
         ("power.idle=2x", "power.tdp"),
     ],
 )
-def test_a_what_if_that_nothing_follows_from_is_refused(chip, change, instead):
+def test_what_if_without_effect_is_refused(chip, change, instead):
     with pytest.raises(InputError) as error:
         load_hardware(chip(), [change])
     assert str(error.value) == (f"{change}: no number of chip that is used depends on it; set {instead}")
@@ -190,7 +190,7 @@ def test_rates_that_are_no_such_product_do_not_follow(chip):
         load_hardware(odd, ["cores.matrix_fp16_per_clock=2x"])
 
 
-def test_notes_say_what_a_what_if_does():
+def test_notes_state_the_effect_of_a_what_if():
     found = analyze("gpt2", "a100-sxm-80gb", hardware_set=["memory.data_rate=2x", "l2.capacity=2x"])
     plain = analyze("gpt2", "a100-sxm-80gb")
     assert found.hardware.bandwidth() == 2 * plain.hardware.bandwidth()
@@ -227,7 +227,7 @@ def test_notes_say_what_a_what_if_does():
         ),
     ],
 )  # fmt: skip
-def test_a_wrong_value_is_said_in_one_line(chip, old, new, error):
+def test_invalid_hardware_value_is_refused_in_one_line(chip, old, new, error):
     path = chip(old, new)
     with pytest.raises(InputError) as raised:
         load_hardware(path)
@@ -300,7 +300,7 @@ def test_every_check_can_fail(chip, old, new, line):
 @pytest.mark.parametrize(
     ("memory", "bandwidth"), [("SRAM", "2000 TB/s"), ("of a kind to come", "2000 TB/s"), ("HBM", "12 TB/s")]
 )
-def test_memories_whose_pins_are_not_known_are_not_judged_by_them(chip, memory, bandwidth):
+def test_bandwidth_check_skips_memories_of_unknown_pin_rate(chip, memory, bandwidth):
     known = CHIP[CHIP.index("type: HBM3") : CHIP.index("\nregisters")]
     other = f"type: {memory}\n  capacity: 64 GiB\n  bandwidth: {bandwidth}\n  bus_width: 1000"
     assert not [
@@ -319,7 +319,7 @@ def test_a_name_of_another_device_is_a_clash(chip):
     assert name_clashes(load_hardware("t4"), hardware_aliases()) == ()
 
 
-def test_check_says_what_was_checked(capsys, chip):
+def test_check_reports_the_checks_it_ran(capsys, chip):
     code, out, _ = run(capsys, "hardware", chip(), "--check")
     assert code == 0
     assert out.startswith("chip: ok: ")
@@ -358,17 +358,17 @@ def test_a_folder_of_the_user_adds_devices_and_their_aliases(folder):
         ("Intel(R) Arc(TM) B580", "arc-b580"), ("Google TPU v5e", "tpu-v5e"),
     ],
 )  # fmt: skip
-def test_names_may_be_written_as_drivers_and_people_do(written, name):
+def test_device_names_accept_driver_and_common_spellings(written, name):
     assert load_hardware(written).name == name
 
 
 @pytest.mark.parametrize("written", ["A100", "NVIDIA A100", "V100", "AMD T4", "NVIDIA", "RTX 3080 Laptop GPU"])
-def test_no_name_stands_for_a_device_that_it_may_not_mean(written):
+def test_ambiguous_device_names_are_refused(written):
     with pytest.raises(InputError, match="no hardware"):
         load_hardware(written)
 
 
-def test_no_alias_says_what_goes_without_saying():
+def test_no_alias_is_redundant_after_normalization():
     for name, called in hardware_aliases().items():
         ways = [normalized(each).removeprefix(load_hardware(name).vendor) for each in called]
         assert len({*ways}) == len(ways), called
@@ -514,7 +514,7 @@ def test_a_known_gpu_is_the_file_that_ships_and_an_unknown_one_is_drafted(machin
         assert unknown in drafted
 
 
-def test_a_gpu_whose_driver_does_not_say_is_drafted_with_what_it_says(machine, tmp_path):
+def test_drafted_gpu_file_omits_values_the_driver_does_not_report(machine, tmp_path):
     smi(tmp_path, "Odd, [N/A], [N/A], [N/A], [N/A], [N/A], [N/A], [N/A], [N/A]")
     drafted = draft(machine).split("---\n")[1]
     assert "  # capacity: " in drafted

@@ -414,7 +414,7 @@ def test_the_text_part_of_a_pair_is_the_one_that_ships():
          "top_k_experts: must be at most the 128 experts of num_experts; got 129"),
     ],
 )  # fmt: skip
-def test_what_a_config_cannot_say(name, changes, message):
+def test_invalid_hybrid_configs_are_refused(name, changes, message):
     with pytest.raises(InputError) as caught:
         _built(name, **changes)
     assert str(caught.value) == f"config.json: {message}"

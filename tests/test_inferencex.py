@@ -25,7 +25,7 @@ def page():
 
 
 @pytest.mark.slow("serves published loads")
-def test_some_of_each_kind_are_near_what_is_expected_and_none_is_above_the_bound():
+def test_sampled_results_match_expected_throughput_and_stay_below_the_bound():
     """All of them take minutes: benchmarks/inferencex.py."""
     for part, most in ((TOGETHER[::37], 0.25), (APART[::17], 0.25)):
         ratios = [found(row) for row in part if int(row["concurrency"]) <= 256]
@@ -36,7 +36,7 @@ def test_some_of_each_kind_are_near_what_is_expected_and_none_is_above_the_bound
 
 @pytest.mark.slow("serves published loads")
 @pytest.mark.parametrize("of", [("DeepSeek-R1", "h200-sxm", "sglang", "8 bits")])
-def test_the_page_says_how_near_servers_are(page, of):
+def test_page_states_the_error_of_each_server_group(page, of):
     title, device, engine, form = of
     (line,) = (
         line for line in rows("inferencex.md", "| model | device | engine | format | results")
@@ -49,7 +49,7 @@ def test_the_page_says_how_near_servers_are(page, of):
 
 @pytest.mark.slow("serves published loads")
 @pytest.mark.parametrize("key", [("gb300", "tensorrt-llm", "4 bits", "dp"), ("h200-sxm", "sglang", "8 bits", "tp")])
-def test_the_page_says_how_near_steps_are(page, key):
+def test_page_states_the_error_of_each_step_group(page, key):
     (line,) = (
         line for line in rows("inferencex.md", "| device | engine | format | layout | results")
         if (*names(line[0]), *names(line[1]), line[2], *names(line[3])) == key
@@ -59,7 +59,7 @@ def test_the_page_says_how_near_steps_are(page, key):
 
 
 @pytest.mark.slow("serves published loads")
-def test_drafts_leave_as_many_tokens_as_they_can():
+def test_tokens_per_pass_never_exceed_drafted_tokens_plus_one():
     """DeepSeek's paper accepts 85 of 100 drafted tokens. No pass yields more than the drafted ones and one,
     within the error of its expected time.
     """
@@ -74,7 +74,7 @@ def test_drafts_leave_as_many_tokens_as_they_can():
         assert max(each) < 1.05 * (drafted + 1)
 
 
-def test_the_page_counts_all_of_them():
+def test_page_counts_every_result():
     every = rows("inferencex.md", "| model | device | engine | format | results")
     apart = rows("inferencex.md", "| device | engine | format | layout | results")
     assert sum(int(line[4]) for line in every) == len(TOGETHER)

@@ -195,7 +195,7 @@ def test_pictures_are_a_source_too():
         ({"mm_projector_type": "mlp"}, "vision_config.mm_projector_type: must be one of patchmergerv2; got 'mlp'"),
     ],
 )
-def test_what_the_tower_cannot_say(changes, message):
+def test_invalid_kimi_k3_tower_configs_are_refused(changes, message):
     config = read_yaml(data_dir("models") / "kimi-k3-vision.yaml").section("config").data
     section = Section({**config, "vision_config": {**config["vision_config"], **changes}}, "config.json")
     with pytest.raises(InputError) as error:

@@ -109,7 +109,7 @@ def test_layers_without_attention_keep_nothing():
         ({"attention_bias": True}, "attention_bias: must be false"),
     ],
 )
-def test_what_a_searched_network_cannot_say(changes, message):
+def test_invalid_searched_network_configs_are_refused(changes, message):
     with pytest.raises(InputError, match=message):
         _graph(LLAMA, **changes)
 
@@ -464,7 +464,7 @@ def test_glm_5_3_keeps_a_key_for_four_tokens_and_those_of_a_group_that_is_not_fu
         ({"indexer_types": ["shared"] * 5}, "indexer_types: must give layer 3 an indexer of its own"),
     ],
 )
-def test_what_glm_5_3_cannot_say(changes, message):
+def test_invalid_glm_5_3_configs_are_refused(changes, message):
     with pytest.raises(InputError, match=message):
         _graph(GLM5, **changes)
 
@@ -579,7 +579,7 @@ def test_means_of_keys_of_qwen4_by_hand():
         ({"ngram_size": 1}, "ngram_size: must be a whole number of at least 2; got 1"),
     ],
 )
-def test_what_qwen4_cannot_say(changes, message):
+def test_invalid_qwen4_configs_are_refused(changes, message):
     with pytest.raises(InputError, match=message):
         _graph(QWEN4, **changes)
 
@@ -626,7 +626,7 @@ def test_dory_counts_attention_and_mlp_of_published_files_as_one_layer():
         ),
     ],
 )
-def test_what_the_newest_cannot_be(name, changes, message):
+def test_unsupported_fields_of_new_model_types_are_refused(name, changes, message):
     with pytest.raises(InputError, match=re.escape(message)):
         _graph(TORCH["models"][name]["config"], **changes)
 
@@ -779,7 +779,7 @@ def test_parameters_of_ling_tiny_by_hand():
         ),
     ],
 )
-def test_what_these_models_cannot_say(name, changes, message):
+def test_unsupported_changes_of_shipped_configs_are_refused(name, changes, message):
     config = read_yaml(data_dir("models") / f"{name}.yaml").section("config").data
     with pytest.raises(InputError) as error:
         _graph({**config, **changes})

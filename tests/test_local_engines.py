@@ -81,7 +81,7 @@ def test_errors_are_of_passes_that_were_held_out():
 
 
 @pytest.mark.parametrize("engine", first_fast(ENGINES, "every row of the measurements"))
-def test_a_setting_with_the_engine_expects_what_the_factors_say(engine):
+def test_expected_time_with_an_engine_applies_its_fitted_factors(engine):
     """The same time as the sum over amounts, and four in five of the measured times within the brackets."""
     inside = []
     for place in range(len(make_engines.BACKENDS[engine])):
@@ -101,7 +101,7 @@ def test_a_setting_with_the_engine_expects_what_the_factors_say(engine):
     assert np.mean(inside) > 0.75
 
 
-def test_many_workloads_at_once_are_each_as_alone():
+def test_vectorized_workloads_equal_each_alone():
     setting = Setting.of("llama-3-8b", "rtx-4090", quant="Q4_K_M", engine="llama.cpp")
     batch = np.array([1, 4, 8, 9, 64])
     together = setting.expected_time("decode", Workload.decode(batch=batch, kv_len=1000), batch)
@@ -135,12 +135,12 @@ def test_simulated_steps_are_those_of_the_engine(engine, device, quant):
         ({}, False),
     ],
 )
-def test_types_of_gguf_files_are_told_their_engine(asked, told):
+def test_note_suggests_the_engine_for_gguf_types(asked, told):
     found = analyze("llama-3-8b", "rtx-4090", **asked).notes
     assert any("--engine llama.cpp uses those of llama.cpp" in note for note in found) is told
 
 
-def test_what_an_engine_says_of_itself():
+def test_engine_description_states_the_source_of_its_factors():
     for name in ENGINES:
         assert "factors fitted to passes measured by its users" in find_engine(name).description
     found = headline(analyze("llama-3-8b", "m4-max", engine="mlx"))
@@ -186,7 +186,7 @@ def test_a_device_without_passes_has_the_factors_of_its_architecture():
     assert sources == {f"transferred from ada devices, llama.cpp {backend.title}, whole passes"}
 
 
-def test_devices_are_compared_as_each_alone():
+def test_comparison_on_local_engines_equals_each_device_alone():
     """Whichever comes first: Apple's kernels take as long with activations of 8 bits in the precision."""
     names = ["m4-max", "tpu-v5e", "rtx-4090", "rx-7900-xtx"]
     found = compare("llama-3-8b", names, quants=["Q4_K_M"], engine="llama.cpp", prompt=512)
@@ -215,7 +215,7 @@ def test_devices_are_chosen_and_planned_with_the_engine():
     assert found[0] == pytest.approx(found[1])
 
 
-def test_the_page_says_how_far_off_engines_are():
+def test_page_states_the_error_of_each_engine():
     told = {cells[0]: cells[1:] for cells in rows("serving.md", "| engine | of the device |")}
     found = {}
     for engine in ENGINES:

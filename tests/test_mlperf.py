@@ -97,7 +97,7 @@ def test_dense_models_are_served_as_expected(model):
 
 
 @pytest.mark.slow("serves every published load")
-def test_experts_come_nearer_with_every_round():
+def test_mixture_results_approach_the_expected_time_in_newer_rounds():
     """DeepSeek-R1 was served at two thirds of what is expected in its first round, and as expected in the newest."""
     first, newest = (expected(lambda row, which=which: row["model"] == "deepseek-r1" and row["round"] == which)
                      for which in ("v5.1", "v6.1"))  # fmt: skip
@@ -106,7 +106,7 @@ def test_experts_come_nearer_with_every_round():
 
 
 @pytest.mark.slow("serves every published load")
-def test_the_page_says_how_fast_the_newest_of_each_device_are():
+def test_page_states_the_newest_result_of_each_device():
     newest = {(row["model"], row["device"]): row for row in ROWS}
     model, told = "", set()
     for title, devices, speeds in rows("serving.md", "| model | devices | measured / expected |"):

@@ -36,7 +36,7 @@ def test_lists_need_no_graph():
     assert done.stdout.endswith("\nFalse\n")
 
 
-def test_json_keeps_what_the_index_says():
+def test_model_facts_round_trip_through_json():
     facts = index()["gpt-oss-20b"]
     assert ModelFacts.of(json.loads(to_json([facts]))["gpt-oss-20b"]["facts"]) == facts == built("gpt-oss-20b")
 

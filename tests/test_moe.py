@@ -226,7 +226,7 @@ def test_skew_lowers_the_time_of_a_step_and_is_noted():
 
 
 @pytest.mark.parametrize("skew", [-1.0, float("nan"), float("inf")])
-def test_a_skew_that_cannot_be(skew):
+def test_invalid_expert_skew_is_refused(skew):
     with pytest.raises(InputError) as caught:
         analyze("mixtral-8x7b", "h100-sxm", expert_skew=skew)
     assert str(caught.value) == f"expert_skew must be a finite number of at least 0; got {skew:g}"
@@ -469,7 +469,7 @@ def test_the_language_model_of_a_pair_is_the_one_that_ships(name, nested):
          "no_rope_layers: must have an entry for each of the 48 layers; got 1"),
     ],
 )  # fmt: skip
-def test_what_a_config_cannot_say(name, changes, message):
+def test_invalid_mixture_configs_are_refused(name, changes, message):
     with pytest.raises(InputError) as caught:
         _built(_config(name, **changes))
     assert str(caught.value) == f"config.json: {message}"

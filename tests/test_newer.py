@@ -75,12 +75,12 @@ def test_parameters_are_those_of_transformers(kind):
         ("cohere2_vision", 2 * 2 * 16 * (3 * 6 + 9)),
     ],
 )
-def test_what_stays_of_nine_tokens(kind, held):
+def test_kv_cache_of_nine_tokens_by_hand(kind, held):
     """In elements of two bytes: keys and values of two heads of 16, a latent and its key, windows of six."""
     assert kv_cache_bytes(_graph(kind), batch=1, context=9) == 2 * held
 
 
-def test_what_stays_of_a_delta_rule():
+def test_delta_rule_cache_holds_states_and_convolution_taps():
     """A full layer's keys and values; of three others states in fp32, and three taps of queries, keys and values."""
     held = 9 * 2 * 2 * 16 * 2 + 3 * (4 * 12 * 24 * 4 + 3 * (2 * 48 + 96) * 2)
     assert kv_cache_bytes(_graph("olmo_hybrid"), batch=1, context=9) == held
@@ -128,6 +128,6 @@ def test_four_patches_become_a_token_through_a_gate():
         ("olmo_hybrid", {"layer_types": ["conv"] * 4}, "must be made of linear_attention and full_attention"),
     ],
 )
-def test_what_they_cannot_be(kind, changes, message):
+def test_invalid_configs_of_newer_families_are_refused(kind, changes, message):
     with pytest.raises(InputError, match=message):
         _graph(kind, **changes)

@@ -124,7 +124,7 @@ def test_a_norm_over_all_heads_sends_a_number_a_token():
     assert {(op.inputs[0].width, op.inputs[0].format.bits) for op in sent} == {(1, 32)}
 
 
-def test_cross_attention_reads_a_part_of_what_makes_its_keys():
+def test_cross_attention_weights_are_sharded():
     prompt = Workload.prefill(batch=1, prompt=100)
 
     def read(graph):
@@ -185,7 +185,7 @@ def test_mamba2_is_cut_by_heads_and_ranks_copy_the_group_they_share():
     assert sent == [("gated_norm_all_reduce", 1), ("out_proj_all_reduce", 2560)]
 
 
-def test_groups_go_to_ranks_as_heads_do_and_a_norm_of_each_needs_nobody():
+def test_state_space_groups_are_sharded_like_heads_without_norm_communication():
     ops = _of(_shared("mamba-codestral-7b", tp=4), "layer")  # 8 groups of 16 heads
     assert ops["conv"].outputs[0].width == (8192 + 2 * 8 * 128) // 4
     assert [op.name for op in ops.values() if isinstance(op, Collective)] == ["out_proj_all_reduce"]
@@ -241,7 +241,7 @@ def test_linear_attention_is_divided_by_heads_and_key_heads_are_copied():
         assert ops["o_proj"].weight.shape == (4096, 4096 // ranks)
 
 
-def test_low_ranks_stay_whole_and_what_comes_of_them_is_cut():
+def test_low_rank_projections_stay_replicated_and_their_outputs_are_sharded():
     ops = _of(_shared("kimi-linear-48b-a3b", tp=4), "kda_sparse")
     assert ops["f_a_proj"].weight.shape == (128, 2304)
     assert ops["f_b_proj"].weight.shape == (1024, 128)
@@ -284,7 +284,7 @@ def _fewer(block, tp):
 
 
 @for_each("name", one_per_type, fast=few_types)
-def test_what_ranks_have_sums_to_the_whole_and_to_what_is_copied(name):
+def test_sharded_parameters_sum_to_the_model_plus_replicated_ones(name):
     whole = load_model(name).graph
     for tp in (2, 4, 8):
         try:
@@ -553,7 +553,7 @@ def test_a_latency_that_is_not_known_counts_as_none():
         assert Network.of(device, Layout(tp=2)).linked().rates[hop("scale_up")] == inf
 
 
-def test_what_overlaps_takes_as_long_as_the_longer_part():
+def test_overlapped_time_is_the_longer_of_compute_and_communication():
     one, both = (Setting.of("llama-3.1-70b", H100, layout=Layout(tp=8, overlap=o)) for o in (False, True))
     for workload in (Workload.prefill(batch=1, prompt=2048), Workload.decode(batch=64, kv_len=1000)):
         apart = {r.operator.name: float(r.time_s) for r in one.plan.estimate(workload).operators}
@@ -617,7 +617,7 @@ def test_an_encoder_sends_nothing_in_a_decode_step():
     assert steps[0] < steps[1] < 1.3 * steps[0]  # one border, whose latency such a small model notices
 
 
-def test_what_later_layers_are_given_goes_from_stage_to_stage():
+def test_tensors_used_by_later_layers_are_sent_between_stages():
     assert _sends(_shared("zamba2-1.2b", pp=3)) == [
         [("mamba_add", 2048), ("embed_tokens", 2048)], [("mamba_add", 2048), ("embed_tokens", 2048)],
     ]  # fmt: skip
@@ -639,7 +639,7 @@ def test_what_later_layers_are_given_goes_from_stage_to_stage():
         ("deepseek-v3", 4, 0),
     ],
 )
-def test_stages_hold_the_whole_and_copies_of_what_several_of_them_read(name, pp, copies):
+def test_pipeline_stages_hold_all_parameters_plus_copies_of_shared_ones(name, pp, copies):
     assert _shared(name, pp=pp).parameters == load_model(name).parameters + copies
 
 
@@ -769,7 +769,7 @@ def test_layouts_that_do_not_divide_are_refused_with_the_nearest_that_do(name, t
     assert str(caught.value) == message
 
 
-def test_links_that_are_not_known_are_asked_for():
+def test_missing_link_bandwidth_is_refused():
     bare = load_hardware("t4")
     assert Network.of(bare, Layout(tp=2)).inside == "host"
     alone = load_hardware("h100-sxm", ["scale_up.devices=8"])
@@ -806,7 +806,7 @@ def test_collectives_are_launches_like_all_others():
     assert issubclass(AllReduce, Collective)
 
 
-def test_notes_say_what_is_not_known_of_links_and_what_every_rank_runs():
+def test_notes_state_unknown_link_latencies_and_replicated_operators():
     bare = load_hardware("t4")
     found = analyze("jamba-v0.1", bare, layout="tp=2").notes
     assert "t4 has no scale-up link: devices communicate over host links (15.8 GB/s each)" in found

@@ -191,14 +191,14 @@ def test_every_matrix_is_stored_in_the_bits_published_but_the_head(load, quantiz
     assert analyze(model, "h100-sxm").inputs["quant"] == text
 
 
-def test_a_config_that_says_nothing_is_as_published(load):
+def test_config_without_quantization_is_as_published(load):
     model = load()
     assert str(model.quantization) == "as published"
     assert weight_bytes(_graph(model)) == WIDE + 2 * LAYERS * (ATTENTION + MLP)
 
 
 @pytest.mark.parametrize("key", ["quantization", "quantization_config"])
-def test_mlx_says_bits_and_a_group_and_quantizes_head_and_embedding_too(load, key):
+def test_mlx_quantizes_head_and_embedding_too(load, key):
     said = {"group_size": 64, "bits": 4, "model.layers.0.mlp.down_proj": {"group_size": 64, "bits": 8}}
     model = load(of=DENSE | {key: said})
     norms = WIDE - 2 * 2 * VOCAB * HIDDEN
@@ -208,7 +208,7 @@ def test_mlx_says_bits_and_a_group_and_quantizes_head_and_embedding_too(load, ke
     assert weight_bytes(_graph(tied)) == own - VOCAB * HIDDEN * 4.5 / 8
 
 
-def test_what_quark_says_of_some_modules_holds_for_them(load):
+def test_quark_per_module_settings_apply(load):
     model = load({"quant_method": "quark", "layer_quant_config": {"*mlp*": {"weight": QUARK8, "input_tensors": None}},
                   "kv_cache_quant_config": {"*k_proj": {"output_tensors": QUARK8}}})  # fmt: skip
     formats = _formats(model)
@@ -238,7 +238,7 @@ def test_a_precision_that_is_asked_for_replaces_the_published_one(load):
     assert analyze(model, "h100-sxm", quant="W4A16").inputs["quant"] == "W4A16"
 
 
-def test_a_precision_that_says_nothing_of_weights_leaves_them_as_published(load):
+def test_precision_without_weights_leaves_weights_as_published(load):
     model = load(FP8)
     assert weight_bytes(_graph(model, "KV8")) == weight_bytes(_graph(model))
     assert analyze(model, "h100-sxm", quant="KV8").inputs["quant"] == "published: fp8 blocks of 128x128, KV8"
@@ -357,7 +357,7 @@ def test_an_entry_that_names_no_module_is_reported(load):
     assert load({**FP8, "modules_to_not_convert": ["model.layers.0.mlp"]}).notes == ()
 
 
-def test_what_is_listed_as_not_converted_keeps_its_format(load):
+def test_modules_to_not_convert_keep_their_format(load):
     model = load({**FP8, "modules_to_not_convert": ["model.layers.1.mlp.down_proj", "model.layers.0.self_attn"]})
     low, high = 8 + 32 / 16384, 16
     assert _bits(model)["down_proj"] == {low: [0, 2, 3], high: [1]}
@@ -574,7 +574,7 @@ def test_torchao_may_have_a_config_for_each_module(load):
     assert bits["up_proj"] == {16: [0], 8: [1, 2, 3]}
 
 
-def test_torchao_in_unknown_formats_is_told_and_its_head_is_quantized_where_it_says_so(load):
+def test_torchao_unknown_formats_are_reported_and_its_head_option_is_read(load):
     unknown = load(_torchao("IntxWeightOnlyConfig")).unsupported_quantization
     assert "quant_type.default._type 'IntxWeightOnlyConfig' is not supported" in unknown
     whole = _torchao("Int8WeightOnlyConfig", group_size=None) | {"include_input_output_embeddings": True}
@@ -604,18 +604,18 @@ def test_a_method_that_is_not_known_is_refused_unless_a_precision_is_given(load,
     assert f"note                  {tmp_path}"[:30] in model_card(model)
 
 
-def test_an_algorithm_that_is_not_known_is_told(load):
+def test_unknown_algorithm_is_reported_as_unsupported(load):
     unknown = load({"quant_method": "modelopt", "quant_algo": "W3A5"}).unsupported_quantization
     assert "quantization_config.quant_algo 'W3A5' is not supported (FP8, " in unknown
 
 
-def test_a_field_of_it_that_nothing_reads_is_noted(load, tmp_path):
+def test_unread_quantization_fields_are_noted(load, tmp_path):
     model = load({**FP8, "sparsity": "2:4", "fmt": "e4m3", "more": None})
     said = f"fields of {tmp_path}/config.json that nothing here reads: quantization_config.sparsity"
     assert model.notes == (said,)
 
 
-def test_a_format_that_is_not_known_is_told(load, tmp_path):
+def test_unknown_format_is_reported_as_unsupported(load, tmp_path):
     groups = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 5, "type": "float"}}}
     model = load({"quant_method": "compressed-tensors", "config_groups": groups})
     where = f"{tmp_path}/config.json: quantization_config.config_groups.group_0.weights"
@@ -660,7 +660,7 @@ def test_weights_without_their_zeros_are_not_known(load, tmp_path):
          "quantization_config.quantized_layers.lm_head: must be a mapping; got 'FP8'"),
     ],
 )  # fmt: skip
-def test_a_quantization_config_that_cannot_be_is_an_error(load, tmp_path, quantization, error):
+def test_invalid_quantization_config_is_refused(load, tmp_path, quantization, error):
     with pytest.raises(InputError) as caught:
         load(quantization)
     assert str(caught.value) == f"{tmp_path}/config.json: {error}"

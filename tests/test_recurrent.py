@@ -366,7 +366,7 @@ def test_dialects_of_rwkv_6_say_the_same():
         ({**HYENA, "hyena_filter_groups": 3}, "hyena_filter_groups: must divide the hidden size 128; got 3"),
     ],
 )
-def test_what_is_not_known_is_refused_in_one_line(config, said):
+def test_unsupported_recurrent_configs_are_refused_in_one_line(config, said):
     with pytest.raises(InputError) as error:
         built(BF16, **config)
     assert said in str(error.value)

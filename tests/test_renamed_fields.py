@@ -84,7 +84,7 @@ def _rewritten(name):
 
 
 @pytest.mark.parametrize("name", REWRITTEN)
-def test_what_is_saved_again_is_the_same_model(name):
+def test_resaved_configs_give_the_same_model(name):
     graph, section = _built(_rewritten(name))
     assert Graph(graph.blocks).parameters == load_model(name).parameters
     assert graph == _built(_published(name))[0]
@@ -124,12 +124,12 @@ def test_errors_name_fields_as_the_file_has_them():
         ),
     ],
 )
-def test_what_layers_cannot_be(name, changes, message):
+def test_invalid_per_layer_configs_are_refused(name, changes, message):
     with pytest.raises(InputError, match=message):
         _built(_rewritten(name) | changes)
 
 
-def test_what_a_layer_has_of_its_own_is_told_where_nothing_reads_it():
+def test_unread_per_layer_fields_are_reported():
     config = _rewritten("gemma-4-31b")
     each = {index: fields | {"sliding_window": 1} for index, fields in config["per_layer_config"].items()}
     _, section = _built(config | {"per_layer_config": each})

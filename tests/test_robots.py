@@ -95,7 +95,7 @@ def test_published_inferences_take_longer_than_the_bound_and_at_most_twice_the_e
     assert found.generation.latency_s < seconds < 2 * found.generation.expected_latency_s
 
 
-def test_the_report_says_how_often_a_robot_acts():
+def test_note_states_the_inference_rate_of_a_robot_policy():
     found = analyze("pi0", "rtx-4090", images=3, prompt=PROMPT, bound=True)
     latency = found.generation.latency_s
     assert found.notes[0] == (

@@ -95,7 +95,7 @@ def test_models_that_ship_have_their_published_sizes(name, millions):
         ({"model_type": "new", **SIZES, "position_embedding_type": "absolute"}, "position_embedding_type: must be "),
     ],
 )
-def test_what_they_cannot_be(config, message):
+def test_invalid_rotary_bert_configs_are_refused(config, message):
     with pytest.raises(InputError) as error:
         built(**config)
     assert message in str(error.value)

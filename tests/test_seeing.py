@@ -335,7 +335,7 @@ def test_squares_of_a_picture_of_phi_4(size, squares, tokens):
 
 
 @pytest.mark.parametrize("kind", ["phi4_multimodal", "qwen2_5_omni", "qwen3_omni_moe"])
-def test_what_hears_is_held_and_never_run(kind):
+def test_audio_encoder_weights_are_stored_but_never_run(kind):
     held = [(b, op) for b, op in _graph(kind) if b.name.startswith("hearing")]
     assert {b.name: b.repeat for b, _ in held} == {"hearing": 1, "hearing_layer": 2}
     w = Workload.prefill(batch=1, prompt=1000, images=1)
@@ -357,7 +357,7 @@ def test_queries_of_idefics2_are_as_many_whatever_they_look_at(size, patches):
 
 
 @pytest.mark.parametrize("kind", ["idefics2", "blip-2"])
-def test_what_queries_look_at_is_made_once(kind, tmp_path):
+def test_keys_and_values_of_image_queries_are_computed_once(kind, tmp_path):
     config = {"model_type": kind, "torch_dtype": "bfloat16"} | CONFIGS[kind]
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     one, two = (analyze(str(tmp_path), "h100-sxm", prompt=2000, gen=4, images=n) for n in (1, 2))
@@ -449,7 +449,7 @@ def test_crops_of_molmo2_overlap(size, crops, tokens):
     assert evaluate(op.outputs[0].rows.on(block.stream), w) == (crops + 1) * 27 * 27
 
 
-def test_molmo2_counts_as_its_published_files_name_it():
+def test_molmo2_field_names_of_published_files_count_the_same():
     """Three layers of 27 before the last one are where features are taken from first; those after have no weights."""
     sizes = TOWER | {"num_hidden_layers": 27}
     older = {key: value for key, value in sizes.items() if key not in ("image_size", "patch_size")}
@@ -472,7 +472,7 @@ def test_windows_of_segment_anything_are_filled_up_at_the_edge():
     assert ops["vision_global.vision_positions"] == 2 * 24 * 64 * (8 + 8)
 
 
-def test_some_are_others_by_another_name():
+def test_model_types_with_a_shared_class_count_the_same():
     """These models have the classes in transformers of the others."""
     gpt = {"vocab_size": 1000, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 50}
     assert built(model_type="gpt-sw3", **gpt) == built(model_type="gpt2", **gpt)
@@ -518,7 +518,7 @@ def test_text_and_pictures_are_two_launches_of_experts(tmp_path):
     assert found.memory.weight_bytes < 0.6 * 2 * found.model.parameters
 
 
-def test_pieces_of_sound_are_asked_for_as_pictures_are(tmp_path):
+def test_audio_segments_use_the_images_option(tmp_path):
     config = {"model_type": "qwen2_audio", "torch_dtype": "bfloat16", "audio_config": {}, "text_config": {}}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     two, none = (analyze(str(tmp_path), "h100-sxm", prompt=2000, gen=4, images=n) for n in (2, 0))
@@ -553,7 +553,7 @@ def test_pieces_of_sound_are_asked_for_as_pictures_are(tmp_path):
          "vision_config.image_size: must be that of a square, whose features are those of one layer"),
     ],
 )  # fmt: skip
-def test_what_they_cannot_be(kind, changes, message):
+def test_invalid_vision_language_configs_are_refused(kind, changes, message):
     with pytest.raises(InputError) as caught:
         _graph(kind, **changes)
     assert str(caught.value) == f"config.json: {message}"

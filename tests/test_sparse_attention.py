@@ -103,7 +103,7 @@ def test_the_layers_with_an_indexer_are_where_the_config_says(said, own):
         ({"q_lora_rank": None}, "q_lora_rank: must not be null: the indexer takes its queries from their latent"),
     ],
 )
-def test_what_a_config_cannot_say(changes, message):
+def test_invalid_sparse_attention_configs_are_refused(changes, message):
     with pytest.raises(InputError, match="config.json: " + message.split("'")[0]):
         _graph(**changes)
 

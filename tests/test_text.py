@@ -66,7 +66,7 @@ def test_names_that_have_no_room_are_broken_and_whole(name, asked):
         assert name == text or (text.startswith("  ") and name.endswith(f"_{text.strip()}"))
 
 
-def test_what_takes_little_may_be_partly_unmeasured():
+def test_merged_small_operators_may_lack_an_upper_bound():
     """No kernel in fp32 of one small operator is known on this device, only its bound; of others there is more."""
     (_, phase), *_ = analyze("nomic-embed-text-v2-moe", "b200", layout="tp=4").phases
     small = [row.total for row in merged(phase) if row.total.share < 1 / 100]
@@ -76,7 +76,7 @@ def test_what_takes_little_may_be_partly_unmeasured():
 
 
 @pytest.mark.slow("the longest tables")
-def test_a_long_table_has_one_line_for_what_takes_little():
+def test_long_table_merges_small_operators_into_one_line():
     found = analyze("kimi-k3", "h200-sxm")
     shown = [re.split(" {2,}", line)[0] for line in tables(report(brief=True).text(found))]
     for (_, phase), left_out in zip(found.phases, [text for text in shown if "under 1%" in text], strict=True):
@@ -168,7 +168,7 @@ def test_a_row_of_one_launch_has_its_times_too(capsys):
          " (one device per stage)"),
     ],
 )  # fmt: skip
-def test_a_report_of_several_devices_says_whose_numbers_it_has(layout, memory, part, amounts):
+def test_report_of_several_devices_labels_per_device_numbers(layout, memory, part, amounts):
     text = " ".join(REPORT.text(analyze("llama-3.1-8b", "h100-sxm", batch=4, layout=layout)).split())
     assert text.count(memory) == 1
     assert text.count(part) == 2 or not part
@@ -185,14 +185,14 @@ def test_a_format_that_has_all_launches_takes_no_other(capsys, form, option):
     )
 
 
-def test_no_data_type_is_told_where_nothing_is_computed_or_a_link_is_waited_for():
+def test_operators_without_arithmetic_show_no_data_type():
     found = analyze("llama-3.1-8b", "h100-sxm", layout="tp=2").phases.prefill
     shown = {row[0].text: row[COLUMNS.index("in")].text for row in rows(found, per_call=False)}
     assert shown["embed_tokens"] == shown["o_proj_all_reduce"] == "-"
     assert (shown["o_proj"], shown["attn_norm"]) == ("bf16", "fp32")
 
 
-def test_the_headline_says_whose_kernels_an_engine_brings():
+def test_headline_names_the_kernel_library_of_an_engine():
     assert headline(analyze("gpt2", "h100-sxm", engine="openppl")).endswith(", engine openppl with kernels of cublas")
     assert "kernels" not in headline(analyze("gpt2", "h100-sxm"))
 
@@ -257,7 +257,7 @@ def test_a_bracket_has_two_ends():
         ("what-if: cores.count=2x", "What-if: cores.count=2x."),
     ],
 )
-def test_a_sentence_begins_with_a_capital_unless_it_begins_with_what_is_typed(text, told):
+def test_sentences_are_capitalized_unless_they_start_with_code(text, told):
     assert sentence(text) == told
 
 
@@ -276,7 +276,7 @@ def test_links_that_nothing_is_sent_over_need_no_note():
     assert any("host links" in note for note in analyze("llama-3.1-8b", "l4", layout="tp=2").notes)
 
 
-def test_what_a_notebook_shows_is_short():
+def test_repr_in_a_notebook_is_short():
     found = analyze("deepseek-v3", "h200-sxm", layout="dp=8 ep=8", batch=8)
     setting = Setting.of("deepseek-v3", "h200-sxm", mtp=True)
     assert len(repr(found)) < 1_000
@@ -321,7 +321,7 @@ def test_other_reports_wrap_their_words_on_a_narrow_terminal_and_leave_tables_wh
     assert {line for line in lines["50"] if len(line) > 50} <= set(lines["80"])  # words would break elsewhere
 
 
-def test_what_is_large_can_be_read():
+def test_large_numbers_are_formatted_readably():
     assert (fold(1398.6, 2), fold(812.3, 2), fold(20.96), fold(0.5)) == ("1400x", "810x", "21x", "0.5x")
     assert (seconds(99999), seconds(1e6), seconds(1.66e10)) == ("99999 s", "11.6 days", "526 years")
 

@@ -283,7 +283,7 @@ def test_work_of_a_tower_grows_with_batch_and_pictures_alike(name):
 
 
 @pytest.mark.parametrize("name", SEEING)
-def test_memory_has_the_tower_always_and_what_it_works_on_where_there_are_pictures(name):
+def test_memory_counts_tower_weights_always_and_tower_activations_with_images_only(name):
     model = load_model(name)
     prompt = 8 * model.image_tokens
     many = analyze(name, "h200-sxm", prompt=prompt, images=8, batch=4).memory
@@ -296,7 +296,7 @@ def test_memory_has_the_tower_always_and_what_it_works_on_where_there_are_pictur
     assert (live[0], live[-1]) == (none.activation_bytes, many.activation_bytes)
 
 
-def test_what_a_tower_works_on_is_alive_beside_nothing_else():
+def test_tower_activations_do_not_overlap_language_model_activations():
     """The MLP of LLaVA's tower is narrower than that of its language model, but 100 images are 57700 tokens."""
     footprint = Setting.of("llava-1.5-7b", "h200-sxm").footprint
     mlp = 577 * (1024 + 4096 + 4096) * 2  # hidden states, what goes into the activation and what comes out
@@ -411,7 +411,7 @@ def _refuses(data, message):
         ("glm-4.5v", {"picture_size": 20}, "picture_size: must be at least a token, 28 x 28; got 20 x 20"),
     ],
 )  # fmt: skip
-def test_tiles_that_cannot_be_are_refused(name, changes, message):
+def test_invalid_image_tile_configs_are_refused(name, changes, message):
     _refuses({**_config(name), **changes}, message)
 
 
@@ -440,7 +440,7 @@ def test_tiles_that_cannot_be_are_refused(name, changes, message):
          "vision_config.merge_type: must be one of sd2_tpool; got 'mean'"),
     ],
 )  # fmt: skip
-def test_a_tower_that_cannot_be_is_refused(name, changes, message):
+def test_invalid_vision_tower_configs_are_refused(name, changes, message):
     _refuses(_config(name, **changes), message)
 
 
@@ -464,7 +464,7 @@ def test_a_config_without_a_tower_is_the_language_model():
          "prompt must be at least 1152, the 576 tokens of each of 2 images of llava-1.5-7b; got 1151"),
     ],
 )  # fmt: skip
-def test_pictures_that_cannot_be_are_refused(name, asked, message):
+def test_invalid_image_options_are_refused(name, asked, message):
     with pytest.raises(InputError) as caught:
         analyze(name, "h100-sxm", **asked)
     assert str(caught.value) == message
@@ -483,7 +483,7 @@ def test_a_sweep_over_pictures_is_the_analyses_one_by_one():
         sweep("llava-1.5-7b", "h100-sxm", {"images": [0, 3], "prompt": [1000, 2000]})
 
 
-def test_the_report_says_what_a_picture_takes():
+def test_note_states_the_tokens_per_image():
     assert analyze("llava-1.5-7b", "h100-sxm").notes == (
         "text only: to count images and their encoder, give --images; each adds 576 tokens to the prompt",
     )

@@ -435,7 +435,7 @@ def test_inputs_of_one_size_count_the_same_for_any_prompt(own):
     )
 
 
-def test_a_length_that_cannot_vary_is_told(own):
+def test_traced_modules_with_fixed_lengths_are_noted(own):
     model = load_traced(own + "gru")
     assert "lengths cannot vary: cells: " in model.notes[1]
     assert matrix_ops(model.graph, Workload.prefill(batch=5, prompt=1)) == 2 * 5 * 9 * 2 * 3 * 64 * 64
@@ -522,7 +522,7 @@ def test_a_mask_that_is_a_tensor_is_as_one_that_a_module_says():
     assert kinds == ["MHA", "MHA"]
 
 
-def test_a_module_in_place_of_a_model_is_told_what_makes_one_of_it():
+def test_error_for_a_module_shows_how_to_trace_it():
     module = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(9)))
     with pytest.raises(InputError) as caught:
         llmviewer.analyze(module, "h100-sxm")

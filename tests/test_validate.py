@@ -76,7 +76,7 @@ def test_scores_by_hand():
     assert found.rank == pytest.approx(np.corrcoef(ranks)[0, 1])
 
 
-def test_what_is_the_bound_alone_has_no_interval_to_be_in(tmp_path):
+def test_bound_only_predictions_have_no_interval_coverage(tmp_path):
     path = tmp_path / "rows.csv"
     table().assign(gpu="epyc-9654").to_csv(path, index=False)
     (group,) = validate([predict(read(path), [])]).groups
@@ -170,7 +170,7 @@ FROM_NONE = "window, reached, loop must be 0 or more"
         (ATTENTION, {"batch": 1e300}, "sizes are too large to be expected"),
     ],
 )  # fmt: skip
-def test_what_no_kernel_is_asked_for_is_counted_and_stays_empty(tmp_path, recwarn, row, change, why):
+def test_rows_without_a_kernel_query_are_counted_and_left_empty(tmp_path, recwarn, row, change, why):
     path = tmp_path / "rows.csv"
     family = {"family": "moe"} if "family" in change else {}
     pd.DataFrame([row | family, row | change]).to_csv(path, index=False)
@@ -236,7 +236,7 @@ def test_a_window_below_0_is_none(tmp_path):
         ({**MESSAGE, "rows": 8}, "op", "post_attention_layernorm", ("rms_norm", "RMSNorm", "norm")),
     ],
 )
-def test_what_others_call_it_is_the_same(tmp_path, row, column, here, elsewhere):
+def test_synonyms_in_tables_are_equivalent(tmp_path, row, column, here, elsewhere):
     path, names = tmp_path / "rows.csv", (here, *elsewhere)
     row = {name: value for name, value in row.items() if name != "num_gpus" or "rows" not in row}
     pd.DataFrame([{**row, column: name} for name in names]).to_csv(path, index=False)
@@ -283,7 +283,7 @@ def test_measured_times_under_the_bound_are_counted(tmp_path):
     assert {row["row"] for row in scores.worst[:3]} == {1, 2, 3}
 
 
-def test_what_is_fitted_predicts_what_it_was_fitted_on(measured, tmp_path, capsys):
+def test_fitted_profile_predicts_its_own_rows(measured, tmp_path, capsys):
     pytest.importorskip("scipy")
     out = tmp_path / "fitted.yaml"
     assert main(["calibrate", str(measured), "-o", str(out), "--source", "made up"]) == 0
@@ -338,7 +338,7 @@ def test_the_table_names_errors_and_the_worst_rows(measured, profile, capsys):
          "moe, elementwise, collectives, scan, all_to_all, attention_layer; got 'conv'")),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_table_is_said_in_one_line(tmp_path, name, content, problem):
+def test_invalid_tables_are_refused_in_one_line(tmp_path, name, content, problem):
     path = tmp_path / name
     path.write_text(content)
     with pytest.raises(InputError) as error:
@@ -397,7 +397,7 @@ def test_rows_that_are_not_fitted_are_counted_and_change_nothing(tmp_path, capsy
         assert sum(line.startswith(f"skipped 1 row: {why}") for line in lines) == 1, why
 
 
-def test_a_stack_is_one_whatever_files_it_is_in_and_its_device_is_called(tmp_path, capsys):
+def test_calibrate_merges_files_and_device_aliases_of_one_implementation(tmp_path, capsys):
     pytest.importorskip("scipy")
     frame, parts, out = table(30, noise=0.05), ("first", "second"), tmp_path / "out.yaml"
     for place, name in enumerate(parts):
@@ -409,7 +409,7 @@ def test_a_stack_is_one_whatever_files_it_is_in_and_its_device_is_called(tmp_pat
     assert "skipped" not in capsys.readouterr().err
 
 
-def test_what_leaves_no_rows_for_a_fit_is_said(tmp_path, capsys):
+def test_calibrate_states_why_no_rows_are_left_to_fit(tmp_path, capsys):
     path = tmp_path / "rows.csv"
     table(30).assign(dtype=None).to_csv(path, index=False)
     assert main(["calibrate", str(path), "-o", str(tmp_path / "out.yaml")]) == 2
@@ -489,7 +489,7 @@ def test_a_residual_makes_shapes_that_were_measured_exact(tmp_path, capsys):
     assert set(pd.read_csv(later)["expected_source"]) == {"measured shape on h100-sxm mine"}
 
 
-def test_a_profile_may_be_drawn_to_another_and_the_other_has_to_be_there(measured, profile, tmp_path, capsys):
+def test_calibrate_takes_an_existing_prior_profile(measured, profile, tmp_path, capsys):
     pytest.importorskip("scipy")
     out = tmp_path / "fitted.yaml"
     assert main(["calibrate", str(measured), "-o", str(out), "--from", str(profile)]) == 0

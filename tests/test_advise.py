@@ -1,4 +1,4 @@
-"""advise(): the gains that analyze() gives, in their order, and what a user reads and is told."""
+"""advise(): gains equal those of analyze(); order, report and errors."""
 
 import csv
 import io
@@ -172,7 +172,7 @@ def test_report_lists_untried_and_impossible_techniques(capsys):
 
 
 def test_techniques_without_a_required_parameter_are_listed_as_not_tried(found):
-    """And all that is refused is told."""
+    """The report also names every refused technique."""
     (wanting,) = (line for line in REPORT.remarks(found) if line.startswith("Not tried"))
     told = {part.split(" (")[0] for part in wanting.partition("): ")[2].split("; ")}
     assert told == {"window", "lengths", "structured-pruning"}

@@ -20,7 +20,7 @@ def read(tmp_path):
     return load
 
 
-def test_a_config_that_says_nothing_is_its_class(read):
+def test_empty_config_has_the_class_defaults(read):
     model = read(model_type="llama")
     assert model.parameters == LLAMA_7B
     (note,) = model.notes

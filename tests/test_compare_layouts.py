@@ -1,4 +1,4 @@
-"""compare() and choose() over layouts: cells are what analyze() says; links as a resource; the fewest devices."""
+"""compare() and choose() over layouts: cells equal analyze(); links as a resource; the fewest devices."""
 
 import csv
 import io
@@ -34,7 +34,7 @@ def unlinked(name="l4"):
 
 
 def with_links(name, times):
-    """The device with links that are so many times as fast, each message included."""
+    """Device whose links are `times` times as fast, latency included."""
     device = load_hardware(name)
 
     def faster(fact):

@@ -1,4 +1,4 @@
-"""compare() and sweep() under techniques: every cell and every row is what analyze() says of it alone."""
+"""compare() and sweep() under techniques: every cell and every row equals its own analyze()."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""compare(): every cell is what analyze() says of it alone; crossings and sensitivities against brute force."""
+"""compare(): every cell equals its own analyze(); crossings and sensitivities against brute force."""
 
 import csv
 import io

@@ -105,7 +105,7 @@ def test_with_links_that_cost_nothing_n_ranks_take_the_nth_part_of_a_long_prefil
     assert shared.memory.activation_bytes < one.memory.activation_bytes / 1.9
 
 
-def test_of_latent_attention_latents_come_and_are_expanded_by_all():
+def test_latents_are_gathered_and_expanded_on_every_rank():
     one, shared = _pair("deepseek-v2-lite")
     sent = [op for _, op in shared.graph if isinstance(op, AllGather)]
     assert {evaluate(op.payload(), PROMPT) for op in sent} == {4096 * (512 + 64) * 2}
@@ -130,7 +130,7 @@ def test_a_tower_for_pictures_is_whole_on_every_rank():
     assert towers[0] == towers[1] != []
 
 
-def test_in_a_decode_step_a_rank_looks_at_its_part_and_what_was_found_is_merged():
+def test_decode_attention_is_sharded_by_keys_and_merged():
     one, shared = _pair("llama-3.1-8b", 4, attention="eager")
     for kind in (QK, Softmax, SV):
         ops = [

@@ -1,4 +1,4 @@
-"""DeepSeek-V4: counts by hand, torch's on a small model (oracle/deepseek_v4.json), and what is published of it."""
+"""DeepSeek-V4: counts by hand, torch's on a small model (oracle/deepseek_v4.json), and published figures."""
 
 from __future__ import annotations
 

@@ -163,6 +163,6 @@ def test_sweeps_count_the_passes_too():
         ("llada-8b", ":tokens=96,block=32,steps=50", "steps must be a multiple of the 3 blocks; got 50"),
     ],
 )
-def test_passes_that_cannot_be_are_refused(model, asked, error):
+def test_invalid_denoising_parameters_are_refused(model, asked, error):
     with pytest.raises(InputError, match=f"^denoising: {error}$"):
         Setting.of(model, "h100-sxm", techniques=[f"denoising{asked}"])

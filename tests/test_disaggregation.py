@@ -64,13 +64,13 @@ def test_within_a_domain_they_may_send_over_scale_up_links():
         ("mistral-7b-v0.1", {"prompt": 10_000}, 4096 * 131072),  # a window of 4096
     ],
 )
-def test_what_goes_of_other_caches(name, changes, nbytes):
+def test_transfer_bytes_of_other_cache_types_by_hand(name, changes, nbytes):
     question = {"prompt": 1000, "gen": 4, "hardware_set": ["scale_up.devices=16"], **changes}
     found = disaggregate(name, "h100-sxm", "h100-sxm", **question).kv_transfer_bytes
     assert found == nbytes
 
 
-def test_a_state_goes_as_it_is_whatever_the_prompt():
+def test_recurrent_state_transfer_does_not_depend_on_the_prompt():
     short, long = (disaggregate("mamba-2.8b", "h100-sxm", "l4", prompt=n).kv_transfer_bytes for n in (5, 500))
     assert short == long >= 64 * 5120 * 16 * 4  # layers, channels, a state of 16 in fp32
 
@@ -86,18 +86,18 @@ def test_time_to_first_token_waits_for_the_cache():
     assert after.generation.tokens_per_s == 16 * 128 / after.generation.latency_s
 
 
-def test_a_slow_link_is_what_an_overlapped_transfer_takes():
+def test_overlapped_transfer_over_a_slow_link_determines_ttft():
     slow = _both(hardware_set=["scale_out.bandwidth=0.1 GB/s"], kv_transfer="overlapped")
     assert slow.generation.ttft_s == slow.kv_transfer_s > slow.prefill.generation.ttft_s
 
 
-def test_devices_that_keep_each_other_busy():
+def test_balanced_device_ratio_by_hand():
     found = _both()
     read, step = found.prefill.generation.ttft_s, found.decode.generation.tpot_s
     assert found.decode_per_prefill == pytest.approx(127 * step * 8 / (read * 4))
 
 
-def test_the_side_that_decodes_has_room_for_no_prefill():
+def test_decode_workers_reserve_no_prefill_activations():
     found, alone = _both(), analyze("llama-3.1-70b", "a100-sxm-80gb", layout="tp=8", **ASKED).memory
     there = found.decode.memory
     assert (there.weight_bytes, there.kv_cache_bytes) == (alone.weight_bytes, alone.kv_cache_bytes)
@@ -190,7 +190,7 @@ def test_a_layout_of_one_side_alone(capsys):
     )
 
 
-def test_what_cannot_be(capsys):
+def test_invalid_disaggregation_options_are_refused(capsys):
     with pytest.raises(InputError, match="does not generate: there are no decode steps to run on other devices"):
         disaggregate("bert-base", "h100-sxm", "l4")
     code, text = _printed(capsys, "--kv-transfer", "late")
@@ -209,14 +209,14 @@ def test_what_cannot_be(capsys):
          "layout tp=2 has no effect beside --prefill-layout and --decode-layout; leave one out\n"),
     ],
 )  # fmt: skip
-def test_what_is_of_neither_kind_of_device_is_refused(hardware, options, message, capsys):
+def test_options_that_apply_to_neither_side_are_refused(hardware, options, message, capsys):
     assert main(["analyze", "llama-2-7b", hardware, *options]) == 2
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
     assert said.err.startswith(f"llmviewer: {message}")
 
 
-def test_a_kind_of_device_may_be_said_twice(capsys):
+def test_decode_hardware_may_repeat_the_positional_device(capsys):
     asked = ["analyze", "llama-2-7b", "h100", "--prefill-hardware", "h200", "--decode-hardware", "h100-sxm"]
     assert main([*asked, "--gen", "2"]) == 0
     assert "NVIDIA H200" in capsys.readouterr().out

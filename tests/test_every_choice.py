@@ -121,7 +121,7 @@ def others_than(default, field):
 
 
 @pytest.mark.slow("analyzes two values of every parameter of every technique")
-def test_a_value_that_is_accepted_changes_a_result_or_a_note_says_that_it_does_not(tmp_path):
+def test_accepted_parameter_changes_a_result_or_is_noted_as_without_effect(tmp_path):
     """A parameter that some setting accepts without effect must be refused, or described so in a note."""
     lengths = tmp_path / "lengths.txt"
     lengths.write_text("100\n200\n300\n")

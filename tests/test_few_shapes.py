@@ -1,4 +1,4 @@
-"""Fits to one or two shape families: what they say of others, where it is written, and what the source says."""
+"""Fits to one or two shape families: error on other shapes, profile entries and source labels."""
 
 from dataclasses import replace
 
@@ -60,12 +60,12 @@ def test_two_families_are_left_out_in_turn():
     )
 
 
-def test_what_no_like_kernel_says_is_the_own_error():
+def test_few_shapes_error_defaults_to_the_held_out_error():
     own = shipped()[0].held_out
     assert few_shapes_error("no such family", 1, own) is own
 
 
-def test_the_source_and_the_profile_say_how_few(tmp_path):
+def test_source_and_profile_state_the_number_of_shapes(tmp_path):
     many = next(fit for fit in shipped() if fit.family == "moe" and fit.device == "h100-sxm" and not fit.shape_families)
     few = replace(many, shape_families=1)
     labels = [select_fits("moe", H100, many.implementation, [fit]).source for fit in (many, few)]

@@ -118,7 +118,7 @@ def test_memory_by_precision_is_figure_6_of_the_paper():
         assert tuple(f"{part:.4f}" for part in (*bar, sum(bar))) == tuple(f"{part:.4f}" for part in row)
 
 
-def test_memory_bars_tell_bytes_when_pointed_at():
+def test_memory_bars_show_bytes_on_hover():
     figure = figures.memory_bars("llama-2-13b", None, cases=((1, 1024, "prefill"),), accounting="survey")
     assert [list(row) for row in figure.data[0].customdata[:2]] == [
         ["W16A16", "25.4 G", "26.5 G"],
@@ -163,7 +163,7 @@ def test_times_are_drawn_from_batch_1_to_64_and_from_16_to_1024_tokens():
     assert prefill.layout.xaxis.ticktext == ("16", "32", "64", "128", "256", "512", "1024")
 
 
-def test_attention_is_that_asked_for_in_figures_that_compare_precisions():
+def test_precision_figures_use_the_requested_attention():
     cases = ((1, 1024, "prefill"),)
     for figure, own in (
         (figures.memory_bars, {"cases": cases}), (figures.decode_time, {}), (figures.prefill_time, {}),
@@ -193,7 +193,7 @@ def test_plot_draws_the_roofline_of_one_precision():
     assert any(text.endswith("int8 matrix 130 TOP/s") for text in texts(figure))
 
 
-def test_plot_says_how_a_list_of_precisions_is_written():
+def test_malformed_precision_list_error_states_the_syntax():
     for quant in ("W8A8;", ";W8A8", "W8A8;;W4A16"):
         with pytest.raises(InputError) as raised:
             draw("memory", quant=quant, **ASKED)
@@ -259,7 +259,7 @@ def test_points_lie_on_the_roof_and_have_the_colour_of_their_bound(fits):
             assert performance == pytest.approx(180.6e12, rel=0.01)  # attention uses the vector units besides
 
 
-def test_what_is_expected_is_a_hollow_point_below_each_bound(fits):
+def test_expected_points_are_hollow_and_below_each_bound(fits):
     (trace,) = (t for t in figures.roofline(fits, "prefill").data if t.name == "expected")
     drawn = {(x, y) for x, y, *_ in points(figures.roofline(fits, "prefill"))}
     assert trace.marker.symbol == "circle-open"
@@ -468,7 +468,7 @@ def test_bars_with_one_bound_are_colored_by_kind_and_as_long_as_bound_and_expect
     assert not [name for name in legend if name.endswith("-bound")]
 
 
-def test_what_is_small_at_the_bound_and_takes_long_as_expected_is_no_other():
+def test_operators_with_long_expected_time_are_not_merged_into_other():
     phase = analyze("deepseek-v3", "h200-sxm", layout="tp=8").phases.decode
     found = roofline_points.pieces(phase, "")
     total_s = phase.total.expected_time_s
@@ -532,7 +532,7 @@ AXES = {
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_figures_say_what_they_show_and_in_which_units(name):
+def test_figures_have_titles_and_axis_units(name):
     layout = DRAWN[name]().layout
     assert "gpt2" in layout.title.text or "NVIDIA T4" in layout.title.text
     assert (layout.xaxis.title.text, layout.yaxis.title.text) == AXES[name]

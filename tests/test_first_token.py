@@ -70,7 +70,7 @@ def test_a_step_launched_ahead_goes_first(steps, ahead):
 
 
 @pytest.mark.parametrize(("poll", "seen_after"), [(1, 3), (2, 4), (10, 10)])
-def test_a_scheduler_that_looks_seldom_sees_a_request_late(steps, poll, seen_after):
+def test_rarely_polling_scheduler_admits_a_request_late(steps, poll, seen_after):
     """It comes in the third of the decode steps; a scheduler looks after every `poll` of them, and after a prefill."""
     third_s = float(steps.prefill_s(float(PROMPT))) + sum(decode_s(steps, i) for i in range(2))
     run = served(steps, [(0.0, 50), (third_s + 1e-5, 1)], f"prefill-first,poll={poll}")
@@ -78,12 +78,12 @@ def test_a_scheduler_that_looks_seldom_sees_a_request_late(steps, poll, seen_aft
     assert run.start_s[1] == pytest.approx(until_s, rel=1e-6)
 
 
-def test_an_idle_scheduler_looks_at_once(steps):
+def test_idle_scheduler_admits_at_once(steps):
     run = served(steps, [(0.0, 2), (7.0, 2)], "prefill-first,poll=1000", frontend=Frontend(ahead=True))
     assert run.start_s.tolist() == [0.0, 7.0]
 
 
-def test_a_look_finds_all_that_came_since(steps):
+def test_each_scheduler_poll_admits_all_new_arrivals(steps):
     """Waits are those of one request, and prompts share the step."""
     late = [(0.04 + i / 1e4, 1) for i in range(3)]
     run = served(steps, [(0.0, 300), *late], "prefill-chunks:8192,poll=50")
@@ -161,7 +161,7 @@ def test_littles_law_with_a_frontend(policy):
     assert np.sort(run.traffic.arrival_s)[10:] == pytest.approx(np.sort(run.finish_s)[:-10])
 
 
-def test_the_bound_knows_no_host():
+def test_bound_excludes_host_time():
     asked = {"concurrency": 6, "requests": 60, "prompt_lengths": 700, "gen_lengths": 30, "policy": "chunked:8192"}
     with_engine, without = (
         simulate("llama-3.1-8b", "h100-sxm", engine=engine, block=16, max_batch=9, **asked) for engine in ("vllm", "")

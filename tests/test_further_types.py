@@ -97,7 +97,7 @@ def test_every_other_layer_of_hunyuan_large_has_a_cache(changed):
     assert plan.time_s(Workload.decode(batch=8, kv_len=1000)) > 0
 
 
-def test_half_of_phi_4_mini_flash_processes_only_what_has_logits():
+def test_half_of_phi_4_mini_flash_layers_process_logit_positions_only():
     graph, d = load_model("phi-4-mini-flash").graph, 2560
     prompt = Workload.prefill(batch=2, prompt=1000)
 

@@ -49,6 +49,6 @@ def test_the_fuzzer_notices(fuzz, run, fault):
 
 
 @pytest.mark.parametrize("result", [{"a": [{"weight_bytes": -1}]}, {"ttft_s": float("nan")}, {"ops": -2.5}])
-def test_the_fuzzer_notices_amounts_that_cannot_be(fuzz, monkeypatch, result):
+def test_fuzzer_detects_impossible_amounts(fuzz, monkeypatch, result):
     monkeypatch.setattr(fuzz, "main", lambda _: 0 * sys.stdout.write(json.dumps(result)))
     assert "in the result" in fuzz.check(lambda: fuzz.command("analyze"), strict=False)

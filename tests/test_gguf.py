@@ -402,7 +402,7 @@ def test_tensors_that_contradict_the_metadata_are_noted(tmp_path):
          "olmo2.attention.key_length: must be a whole number of at least 0; got 'wide'"),
     ],
 )  # fmt: skip
-def test_metadata_that_cannot_be_read(case, changed, error, tmp_path):
+def test_invalid_gguf_metadata_is_refused(case, changed, error, tmp_path):
     assert _error(case, tmp_path, changed=changed) == error
 
 

@@ -1,4 +1,4 @@
-"""Whole reports, as they were when somebody last looked at them.
+"""Whole reports, compared with their last reviewed version.
 
 `python tests/test_golden.py` rewrites them; the diff is what to review. A failure lists the cells that moved.
 """

@@ -37,7 +37,7 @@ def gpu():
         ),
     ],
 )  # fmt: skip
-def test_what_a_part_found_is_printed_however_it_ends(gpu, body, code, out, tmp_path, monkeypatch, capfd):
+def test_output_of_a_part_is_printed_even_if_it_crashes(gpu, body, code, out, tmp_path, monkeypatch, capfd):
     script = tmp_path / "part.py"
     script.write_text(f"import os, sys, time\n{body}\n")
     monkeypatch.setattr(gpu, "__file__", str(script))
@@ -46,7 +46,7 @@ def test_what_a_part_found_is_printed_however_it_ends(gpu, body, code, out, tmp_
     assert capfd.readouterr().out == out
 
 
-def test_a_machine_without_a_gpu_is_told_so_at_once(gpu, monkeypatch):
+def test_script_without_a_gpu_exits_at_once(gpu, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(gpu, "_process", lambda *part: pytest.fail("was begun"))
     with pytest.raises(SystemExit, match="there is no GPU that torch can use"):
@@ -69,7 +69,7 @@ def fails():
     raise RuntimeError("does not fit\nas is said below")
 
 
-def test_each_way_is_told_as_soon_as_its_time_is_known(gpu, monkeypatch, capsys):
+def test_each_timing_is_printed_when_measured(gpu, monkeypatch, capsys):
     ways = {("rule", "the rule's"): lambda: 2e-3, ("tuning", "wrong"): fails, ("tuning", "wide"): lambda: 1e-3}
     monkeypatch.setattr(gpu, "GpuClock", Clock)
     monkeypatch.setattr(gpu, "_copy", lambda clock: 1e12)
@@ -97,7 +97,7 @@ def hangs():
     raise HungError("a launch did not end")
 
 
-def test_nothing_is_timed_after_a_launch_that_does_not_end(gpu, monkeypatch):
+def test_hanging_launch_ends_the_timing(gpu, monkeypatch):
     ways = {("rule", "ours"): lambda: 2e-3, ("torch", "theirs"): lambda: 1e-3, ("tuning", "hangs"): hangs}
     ways |= {("tuning", "after"): lambda: pytest.fail("was launched")}
     monkeypatch.setattr(gpu, "GpuClock", Clock)
@@ -139,11 +139,11 @@ def test_cases_are_checked_as_they_are_cut_up_for_many_multiprocessors_and_for_f
     assert second.startswith("copy at bf16 rows=7 width=1337: differs from its reference by 1e+03")
 
 
-def test_what_a_launch_does_to_its_inputs_is_no_part_of_what_is_wanted(copied):
+def test_kernel_that_overwrites_its_inputs_fails_the_check(copied):
     assert "differs from its reference" in next(copied(lambda count, x: x.fill_(7.0)))
 
 
-def test_a_check_ends_where_a_launch_does_not(copied):
+def test_hanging_launch_ends_the_check(copied):
     class Hanging(Clock):
         def wait(self):
             hangs()

@@ -1,4 +1,4 @@
-"""sweep(): the grid in order, every column equal to what analyze() says of the point alone."""
+"""sweep(): the grid in order, every column equal to analyze() of the point."""
 
 import csv
 

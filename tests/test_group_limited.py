@@ -85,7 +85,7 @@ def test_groups_lower_what_is_sent_and_a_skew_does_so_little_by_little(router, m
     assert needed(1e-9, own) == pytest.approx(needed(0, own))
 
 
-def test_what_goes_between_nodes_of_deepseek_v3():
+def test_inter_node_dispatch_bytes_of_deepseek_v3_by_hand():
     """Four nodes have two of the groups each, of which a token reaches four: it misses a node where it takes none of
     its two. A row of fp8 with its scales goes there once, of which three quarters are other nodes'.
     """

@@ -1,4 +1,4 @@
-"""The HTML report: one file that holds all it needs and says what the analysis found."""
+"""The HTML report: one self-contained file with the results of the analysis."""
 
 import json
 import re
@@ -82,7 +82,7 @@ def test_plotly_is_there_once(page):
     assert page.count(get_plotlyjs()) == 1
 
 
-def test_the_page_says_what_was_asked_and_what_came_out(analysis, page):
+def test_page_states_the_request_and_the_results(analysis, page):
     words = Tags(page).words
     assert "Llama 2 7B on NVIDIA RTX A6000" in words
     assert "batch 1, prompt 2048, 128 generated, fp16 as published, flash attention" in words
@@ -108,7 +108,7 @@ def test_the_page_says_what_was_asked_and_what_came_out(analysis, page):
     }
 
 
-def test_that_times_are_lower_bounds_is_said_once(page):
+def test_page_explains_bounds_once(page):
     bound = ">=, <=: roofline bounds"
     (said,) = (words for words in Tags(page).words if bound in words)
     assert said == f"{bound}. Expected: measured kernels without gaps, 80 % interval."
@@ -307,7 +307,7 @@ def test_operators_have_the_name_of_their_block_where_they_differ_between_blocks
 
 
 @pytest.mark.slow("draws the figures of comparisons")
-def test_a_comparison_says_what_its_figures_leave_out():
+def test_comparison_page_counts_settings_left_out_of_figures():
     found = compare("llama-3.1-70b", ["h100-sxm", "mi300x", "l40s"])
     words = " ".join(Tags(COMPARISON.html(found)).words)
     assert "Not in the figures: 2 settings (2 do not fit)." in " ".join(words.split())

@@ -1,4 +1,4 @@
-"""A public benchmark of servers: none is above the bound, and the page says how near what is expected is."""
+"""A public benchmark of servers: none is above the bound, and the page states the errors of expected times."""
 
 from importlib import util
 from pathlib import Path

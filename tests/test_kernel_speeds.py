@@ -40,7 +40,7 @@ def products(rows, kernels, dtype):
     return own[own.kernel.isin(kernels)]
 
 
-def test_products_are_as_fast_as_the_page_says(rows):
+def test_measured_matrix_product_speeds_match_the_page(rows):
     sizes = ["M", "N", "K"]
     vendor = rows[(rows.family == "gemm") & (rows.framework == "pytorch")][[*sizes, "time_us"]]
     plain = products(rows, ["gemm", "gemv"], "bf16").merge(vendor, on=sizes, suffixes=("", "_vendor"))
@@ -57,7 +57,7 @@ def test_products_are_as_fast_as_the_page_says(rows):
             assert summary(f"`{kernel}`, M {tokens}", "`gemm` in bf16", some.time_us_plain / some.time_us) in told()
 
 
-def test_attention_is_as_fast_as_the_page_says(rows):
+def test_measured_attention_bandwidth_matches_the_page(rows):
     copy = 1e9 * float(re.search(r"over 2 GiB +\d+ +\d+ +(\d+)", (FOLDER / "report.md").read_text())[1])
     own = rows[(rows.family == "attention_decode") & (rows.framework == "triton") & (rows.loop == 0)]
     for kernel, cache in (("decode_attention", "bf16"), ("decode_attention", "fp8"), ("mla_decode", "bf16")):

@@ -82,7 +82,7 @@ def test_splits_agree_and_read_nothing_past_the_end(name, one, kept):
     ),
     ids=named,
 )
-def test_tilings_change_how_fast_it_is_and_not_what_it_computes(name, one):
+def test_tilings_do_not_change_the_result(name, one):
     kernel = load_kernel(name)
     inputs = kernel.make(one, "cpu", 4)
     (wanted,) = kernel.reference(**inputs)
@@ -178,7 +178,7 @@ def test_warps_are_specialized_for_plain_causal_attention_only(dim, sizes):
         kernel.run(**inputs)
 
 
-def test_a_query_does_not_see_what_comes_after_it_nor_other_sequences():
+def test_queries_ignore_later_keys_and_other_sequences():
     kernel = load_kernel("flash_attention")
     inputs = kernel.make(case("fp16", B=2, heads=2, kv_heads=1, dim=32, q=40, kv=40), "cpu", 1)
     (before,) = kernel.run(**inputs)

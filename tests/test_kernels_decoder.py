@@ -144,7 +144,7 @@ def test_a_step_counts_what_the_engine_does_but_for_what_fusing_changes(name):
     assert abs(step.nbytes / nbytes - 1) < 0.005
 
 
-def test_a_layer_launches_no_more_than_it_has_to():
+def test_layer_has_the_minimal_number_of_launches():
     def functions(name, batch, **more):
         step = decode_step(name, batch=batch, kv_len=4096, layers=1, device="meta", target=H100, **more)
         return [launch.function.fn.__name__ for launch in step.plan.launches]
@@ -184,6 +184,6 @@ def test_a_model_that_kernels_cannot_step_is_refused(name, differs):
         ({"room": -1}, "room must be at least 0; got -1"),
     ],
 )
-def test_sizes_that_are_none_are_refused(sizes, message):
+def test_invalid_decoder_sizes_are_refused(sizes, message):
     with pytest.raises(InputError, match=f"^{message}$"):
         decode_step("llama-3.1-8b", **{"batch": 1, "kv_len": 8, "device": "meta"} | sizes)

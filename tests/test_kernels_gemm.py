@@ -88,7 +88,7 @@ def cut_up(launches):
 
 
 @pytest.mark.parametrize("name", TUNED)
-def test_what_tuning_tries_fits_and_is_not_what_the_rule_has(name):
+def test_tuned_tilings_fit_and_differ_from_the_default_tiling(name):
     kernel = load_kernel(name)
     for one in kernel.full_size:
         tilings = kernel.tilings(H100, one)
@@ -112,7 +112,7 @@ def test_sums_beside_others_leave_a_thread_registers(m):
 
 
 @pytest.mark.parametrize("name", TUNED)
-def test_a_product_cut_up_otherwise_is_the_same(name, monkeypatch):
+def test_tiling_does_not_change_a_product(name, monkeypatch):
     """One of the ways that tuning tries."""
     monkeypatch.setattr(interpreter, "_convert_float", converted)
     kernel = load_kernel(name)
@@ -145,7 +145,7 @@ def test_pairs_of_a_token_and_an_expert_are_sorted_by_expert_and_keep_their_orde
     assert torch.equal(place.arguments["end_ptr"].long(), expert.bincount(minlength=6).cumsum(0))
 
 
-def test_every_code_of_mxfp4_is_what_its_table_says():
+def test_every_mxfp4_code_dequantizes_to_its_table_value():
     """All bytes under every scale of a range, by products with unit vectors, which are exact."""
     kernel = load_kernel("gemm_mxfp4")
     codes = torch.arange(256, dtype=torch.uint8).view(4, 64)
@@ -155,7 +155,7 @@ def test_every_code_of_mxfp4_is_what_its_table_says():
 
 
 @pytest.mark.parametrize("name", ["gemm_w4a16", "gemm_w8a16"])
-def test_every_code_of_integers_is_what_it_says(name):
+def test_every_integer_code_dequantizes_to_its_value(name):
     """All bytes, under every zero point, by products with unit vectors, which are exact."""
     kernel, bits = load_kernel(name), 4 if name == "gemm_w4a16" else 8
     inputs = {

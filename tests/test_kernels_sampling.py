@@ -60,7 +60,7 @@ LOGITS = [-3.0, 0.0, -1.0, -2.0, -3.0]
         3,
     ),
 )
-def test_what_is_left_is_drawn_as_often_as_it_weighs(kept, wanted):
+def test_sampling_frequencies_equal_the_probabilities(kept, wanted):
     assert drawn(LOGITS, sum(wanted), **kept) == wanted
 
 

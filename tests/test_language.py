@@ -1,4 +1,4 @@
-"""The language of the code: rules that keep it readable for somebody who knows the field and not the project."""
+"""The language of the code: rules that keep it readable for a newcomer who knows the field."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Models of 2025 and 2026 that are neither of one kind of layer nor told elsewhere: counts by hand."""
+"""Models of 2025 and 2026 with several kinds of layers: counts by hand."""
 
 from __future__ import annotations
 

@@ -424,7 +424,7 @@ def test_a_library_changes_what_is_expected_and_never_the_bound():
 
 @pytest.fixture
 def mine(tmp_path):
-    """A profile of a library of one's own, whose linear layers take three times as long as vLLM's."""
+    """Profile of a user's library whose linear layers take three times as long as vLLM's."""
     vllm = Implementation(library="vllm", dtype="bf16")
     (other,) = (e for e in shipped() if (e.device, e.family, e.implementation) == ("h100-sxm", "gemm", vllm))
     slow = {name: other.parameters[name] / 3 for name in ("alpha", "beta", "lambda")}

@@ -63,7 +63,7 @@ def test_a_report_to_a_file_needs_no_standard_output(tmp_path):
 
 
 @pytest.mark.slow("starts and kills a process")
-def test_an_interrupted_sweep_says_what_is_kept_and_resumes(tmp_path):
+def test_interrupted_sweep_reports_finished_shards_and_resumes(tmp_path):
     over = ["--over", "batch=1..200000", "--over", "prompt=1..40", "--shard-points", "100000"]
     words = ["sweep", "gpt2", "t4", *over, "-o", f"{tmp_path}/"]
     with subprocess.Popen([*PROGRAM, *words], stderr=subprocess.PIPE, text=True) as process:
@@ -93,7 +93,7 @@ def test_cells_of_csv_files_are_no_formulas():
     assert csv_text([["a", "b"], [float("nan"), "=x"]]) == "a,b\n,'=x\n"
 
 
-def test_what_is_unknown_is_an_empty_cell_of_a_sweep(capsys):
+def test_unknown_values_are_empty_cells_of_a_sweep(capsys):
     """One generated token has no time per output token."""
     assert main(["sweep", "gpt2", "t4", "--over", "batch=1,2", "--gen", "1"]) == 0
     head, *lines = csv.reader(io.StringIO(capsys.readouterr().out))
@@ -108,7 +108,7 @@ def test_group_sizes_divide_some_rows(capsys):
     )
 
 
-def test_every_page_of_the_documentation_is_at_hand(capsys):
+def test_docs_command_prints_every_page(capsys):
     assert main(["docs"]) == 0
     pages = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     for page in pages:

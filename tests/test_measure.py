@@ -72,7 +72,7 @@ class Tiling:
 
 
 class Library:
-    """Solves every problem in twice its bound, and remembers which were asked."""
+    """Solves every problem in twice its bound and records the problems solved."""
 
     framework, version, clock = "mine", "1.0", Clock()
     versions = MappingProxyType({"mine": "1.0"})

@@ -1,4 +1,4 @@
-"""models/index.json says what the models say.
+"""models/index.json matches the models.
 
 `python tests/test_model_index.py` remakes it.
 """

@@ -1,4 +1,4 @@
-"""Layers that predict further tokens: counts by hand, and what is published of them."""
+"""Multi-token prediction layers: counts by hand and published figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights and cache outside of device memory: what is fetched, by hand, and what offloading cannot do."""
+"""Weights and cache outside of device memory: transferred bytes by hand, and limits of offloading."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def test_every_command_gives_one_verdict(model, device, options):
         (["analyze", "llama-3.1-70b", "rtx-4090", "--batch", "max"], "weights 141 GB"),
     ],
 )
-def test_what_does_not_fit_is_an_answer(capsys, arguments, text):
+def test_misfit_is_a_result_with_exit_code_0(capsys, arguments, text):
     assert main(arguments) == 0
     out, err = capsys.readouterr()
     assert out.startswith("Does not fit: ")
@@ -166,7 +166,7 @@ def test_what_does_not_fit_is_an_answer(capsys, arguments, text):
     assert text in answer["reason"]
 
 
-def test_a_report_on_what_does_not_fit_has_no_throughput(capsys):
+def test_report_of_a_misfit_has_no_throughput(capsys):
     assert main(["analyze", "llama-3.1-70b", "rtx-4090"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert not any(line.startswith("throughput") for line in lines)

@@ -84,7 +84,7 @@ def test_the_installed_wheel_runs_outside_the_checkout(wheel, tmp_path):
     assert (tmp_path / "report.html").stat().st_size > 100_000
 
 
-def test_the_interface_is_what_it_says():
+def test_public_names_are_importable_and_listed():
     for name in llmviewer.__all__:
         assert getattr(llmviewer, name) is not None
     assert dir(llmviewer) == sorted(llmviewer.__all__)

@@ -1,4 +1,4 @@
-"""plan(): the same as every setting tried by hand, what rules the others out, and what a user reads and is told."""
+"""plan(): equal to an exhaustive search; rejection reasons, reports and errors."""
 
 import csv
 import io

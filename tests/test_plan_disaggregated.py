@@ -1,5 +1,5 @@
-"""Plans whose prompts are read apart: every setting tried by hand, what was chosen simulated, what travels by hand, and
-what was published of such systems.
+"""Plans with separate prefill workers: exhaustive search, simulation of the best plan, transfers by hand, and
+published systems.
 """
 
 import csv

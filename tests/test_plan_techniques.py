@@ -1,4 +1,4 @@
-"""Plans whose candidates draft, or find prompts in a cache: held to the steps of one setting alone, and simulated."""
+"""Plans with speculative decoding or prefix caching: compared with single settings, and simulated."""
 
 import json
 import re

@@ -55,7 +55,7 @@ def test_plugins_bring_techniques_and_architectures(monkeypatch, tmp_path, capsy
         (OWN.format(name="mtp"), "cannot be imported (RuntimeError: 'mtp' is registered twice: "),
     ],
 )  # fmt: skip
-def test_a_plugin_that_cannot_be_imported_is_told_in_a_line(text, wrong, monkeypatch, tmp_path, capsys):
+def test_failing_plugin_import_is_refused_in_one_line(text, wrong, monkeypatch, tmp_path, capsys):
     path = tmp_path / "own.py"
     if text:
         path.write_text(text)

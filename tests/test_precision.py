@@ -120,7 +120,7 @@ _FORMATS = st.sampled_from(
 
 
 @given(_FORMATS, _FORMATS, _FORMATS)
-def test_a_notation_is_read_as_what_it_is_of(weight, activation, kv_cache):
+def test_notation_round_trips(weight, activation, kv_cache):
     scheme = Scheme(weight=weight, activation=activation, kv_cache=kv_cache)
     text = notation(scheme)
     assert bool(text) == any((weight, activation, kv_cache))
@@ -204,7 +204,7 @@ def test_the_order_of_operands_does_not_matter(a, b):
     assert product(NAMED[a], NAMED[b]) == product(NAMED[b], NAMED[a])
 
 
-def test_what_is_wider_holds_whatever_the_narrower_holds():
+def test_wider_types_represent_all_values_of_narrower_ones():
     for wide in WIDER.values():
         for dtype in wide:
             assert set(WIDER[dtype]) - {"fp64"} <= {*wide, "fp16", "bf16"}  # these two stand in for each other
@@ -345,7 +345,7 @@ def test_the_cache_of_layers_can_be_overridden():
     assert _kv_bits("layers.0-3=KV4") == {"layer.0-3": {4}, "layer.4-31": {16}}
 
 
-def test_an_override_that_says_nothing_of_the_cache_leaves_it_alone():
+def test_override_without_a_cache_format_keeps_the_cache_format():
     assert _kv_bits("W4KV4,layers.0-3=W8A16") == {"layer.0-3": {4}, "layer.4-31": {4}}
 
 
@@ -404,7 +404,7 @@ def test_two_formats_of_one_activation_get_a_launch_and_a_name_each(quant):
         assert len(names) == len(set(names))
 
 
-def test_what_is_no_operand_and_not_cached_keeps_the_models_format():
+def test_tensors_that_are_neither_operand_nor_cache_keep_the_model_format():
     graph = load_model("llama-2-7b").graph.then(quantize(parse_quantization("W4A4KV4")))
     low = {t.name for _, op in graph for t in op.outputs if t.format.bits < 16}
     assert low == {"attn_norm", "k_cache", "v_cache", "attention", "mlp_norm", "mlp_act"}
@@ -460,7 +460,7 @@ def test_dequantization_of_weights_is_counted_once_a_launch(quant, conversion_op
 
 
 @pytest.mark.parametrize("text", ["Q4_K_XL", "fp9", "fp8W4", "fp8KV8KV4"])
-def test_a_name_of_elsewhere_is_pointed_to_the_notation(text):
+def test_error_for_foreign_format_names_states_the_notation(text):
     with pytest.raises(InputError) as error:
         parse_scheme(text)
     told = str(error.value)
@@ -469,7 +469,7 @@ def test_a_name_of_elsewhere_is_pointed_to_the_notation(text):
     assert "fp4: nvfp4 or mxfp4), or a file type of llama.cpp such as Q4_K_M or Q8_0" in told
 
 
-def test_formats_that_are_named_alone_are_what_help_and_readme_say():
+def test_standalone_format_names_match_help_and_readme():
     option = next(o for o in analyze.params if o.name == "quant")
     for text in (option.help, (ROOT / "README.md").read_text()):
         pattern = r"(`?fp8`?, `?int8.*?) (?:are|set) weights\s+and\s+activations[,;] (.*?)\s+weights"

@@ -36,7 +36,7 @@ def prompts(draw):
 
 
 def hits(requests, room):
-    """Blocks that requests find that are worked on one after the other, in memory for so many."""
+    """Hit blocks of requests that run one after the other, with memory for `room` blocks."""
     cache, found = PrefixCache(), []
     for request, names in enumerate(requests):
         prompt = [PrefixBlock(name, 1, 1.0) for name in names]
@@ -69,7 +69,7 @@ def test_sequential_requests_hit_as_in_an_lru_list(requests, room):
 @given(prompts(), st.integers(1, 60), st.integers(0, 30))
 @settings(deadline=None)
 def test_larger_cache_never_has_fewer_hits(requests, room, more):
-    """LRU is a stack algorithm: what is in a cache is in a larger one too (doi:10.1147/sj.92.0078)."""
+    """LRU is a stack algorithm: a larger cache includes a smaller one's contents (doi:10.1147/sj.92.0078)."""
     assert all(one <= other for one, other in zip(hits(requests, room), hits(requests, room + more), strict=True))
 
 

@@ -54,7 +54,7 @@ def test_the_closed_form_is_near(policy):
     ("chunked:4096", "uniform:50-1000", "uniform:20-600"), ("fcfs", "uniform:50-1000", "uniform:20-600"),
 ], "simulates thousands of requests"))  # fmt: skip
 def test_saturated_servers_keep_the_closed_form_rate_without_preemption(policy, prompt, gen):
-    """Whatever fits into a step, no wave goes through the answers, and nobody loses its cache."""
+    """No oscillation and no preemption, whatever the step size."""
     run = max_throughput(MODEL, DEVICE, policy=policy, prompt_lengths=prompt, gen_lengths=gen, bound=True).bound
     assert run.requests_per_s == pytest.approx(run.closed.max_rate, rel=0.05)
     assert run.span.preemptions == 0

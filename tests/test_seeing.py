@@ -278,7 +278,7 @@ def test_tokens_that_a_picture_puts_into_the_prompt(kind):
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_ops_of_a_tower_equal_torchs_to_the_digit(kind):
-    """The classes run all of a tower, also what nobody reads."""
+    """The classes run the whole tower, including layers whose output is unused."""
     found = [Fraction(0)] * 3
     graph, w = _graph(kind), Workload.prefill(batch=1, prompt=1000, images=1)
     first = (b for b, op in graph if isinstance(op, Patches | Convolution) and not b.name.startswith("film"))

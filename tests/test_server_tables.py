@@ -1,4 +1,4 @@
-"""Whole engines on servers, as their makers publish them: none is above the bound, and what is expected is near.
+"""Published throughput of whole engines on servers: none is above the bound, and expected values are near.
 
 Nothing was fitted to these numbers but how much devices on one host are in each other's way, on L40S alone; it is held
 to A100 with PCIe. Of tables at full load, which name no batch, as many sequences are taken as the memory has room for,

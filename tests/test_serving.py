@@ -1,4 +1,4 @@
-"""Requests over time: laws of queues, hand-made cases, the closed form, and what a user reads and is told."""
+"""Requests over time: queueing laws, hand-made cases, the closed form, reports and errors."""
 
 import json
 import math
@@ -72,7 +72,7 @@ def test_one_token_is_there_with_the_prefill(steps, policy):
 
 
 def test_a_long_prompt_is_in_the_way_of_a_short_one_first_come_first_served(steps):
-    """Head-of-line blocking: whole prompts block, parts of them let those that decode go on."""
+    """Head-of-line blocking: whole prompts block decodes, chunked prefill does not."""
     requests = traffic((0, 100, 200), (0.1, 60_000, 2), (0.11, 100, 2))
     whole = served(steps, requests, "prefill-first")
     parts = served(steps, requests, "chunked:512")
@@ -214,7 +214,7 @@ def test_tokens_are_conserved_and_times_are_in_order(policy, rate):
 
 @pytest.mark.parametrize("policy", first_fast(ALL, "simulates thousands of requests", 2))
 def test_little_s_law(policy):
-    """L = lambda W: of those who wait, of all in the system, and of those who are worked on."""
+    """L = lambda W: for the queue, the whole system and the running requests."""
     bounds = simulate("llama-3.1-8b", "h100-sxm", rate=8, policy=policy, requests=400, **LENGTHS)
     for found in (bounds, bounds.expected):
         for (moments, count), stayed in ((found.in_system, found.latency_s), (found.waiting, found.wait_s)):
@@ -908,7 +908,7 @@ def test_hold_conserves_tokens_and_never_starves_a_prompt(policy, concurrency):
 
 @pytest.mark.parametrize("hold", ["", ",hold=4"])
 def test_step_filled_by_decodes_prefills_nothing(two, hold):
-    """Nor is that a prompt which is held back."""
+    """A prompt that waits for room in a step does not count as held back."""
     requests = traffic(*[(0.0, 8, 30)] * 16, *[(1e-6, 300, 2)] * 3)
     found = served(two, requests, f"chunked:8{hold}", max_batch=32)
     assert found.usage.written == requests.gen.sum()

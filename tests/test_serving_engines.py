@@ -42,20 +42,20 @@ def tokens_per_s(name):
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_an_engine_writes_as_fast_as_it_was_measured(name):
+def test_engine_throughput_matches_its_measurement(name):
     """Predicted within 15 %; where a number of the engine was fitted to this very row, within 2 %."""
     row = ROWS[name]
     assert tokens_per_s(name) == pytest.approx(row.tokens_per_s, rel=0.02 if row.fitted else 0.15)
 
 
-def test_those_that_are_predicted_and_those_that_are_fitted():
+def test_table_marks_the_fitted_engines():
     assert {name: row.fitted for name, row in ROWS.items() if row.fitted} == {
         "huggingface": "time for a launch", "flashdecoding++": "kernels' factor", "lightllm": "time between steps",
     }  # fmt: skip
 
 
 def test_an_engine_without_a_row_is_its_kernels_alone():
-    """Nothing can have been fitted, and it says what it is held to."""
+    """No parameter is fitted, and its description names the reference data."""
     for name in set(ENGINES) - set(ROWS):
         engine = ENGINES[name]
         assert (engine.kernels, engine.host.of_step(prefills=False)) == (1, IDLE)
@@ -83,7 +83,7 @@ def test_engines_rank_as_measured():
 
 
 @pytest.mark.parametrize("name", first_fast(ENGINES, "every engine", 2))
-def test_the_steps_of_an_engine_are_those_expected_and_what_it_adds(name):
+def test_engine_step_time_is_kernel_time_plus_engine_overhead(name):
     engine = ENGINES[name]
     setting = Setting.of(MODEL, DEVICE, engine=name)
     steps = Steps(setting, expected=True)
@@ -109,7 +109,7 @@ def test_the_steps_of_an_engine_are_those_expected_and_what_it_adds(name):
 
 @pytest.mark.parametrize("model", first_fast(["llama-2-7b", "llava-1.5-7b"], "every engine", 2))
 @pytest.mark.parametrize("technique", ["", "early-exit", "mixture-of-depths:share=0.3"])
-def test_the_host_of_a_served_step_launches_what_is_run(model, technique):
+def test_host_launches_only_executed_operators_of_a_served_step(model, technique):
     """Not layers that tokens skip, nor a tower where there are no images, but for one launch to put them in place."""
     asked = {"engine": "huggingface", "techniques": (technique,) if technique else ()}
     steps = Steps(Setting.of(model, DEVICE, **asked), expected=True)
@@ -130,7 +130,7 @@ def test_without_an_engine_the_host_is_idle():
     assert analyze(MODEL, DEVICE).phases.decode.total.host_s == 0
 
 
-def test_what_kernels_remember_is_what_they_work_out():
+def test_cached_kernel_times_equal_fresh_ones():
     """The same launches again, in other company and of other workloads, take what fresh ones do."""
     plan = Setting.of("mixtral-8x7b", DEVICE).plan
     seen = Kernels(load_hardware(DEVICE))
@@ -148,7 +148,7 @@ def test_what_kernels_remember_is_what_they_work_out():
                     assert np.array_equal(getattr(one, key), getattr(other, key))
 
 
-def test_analyze_and_sweep_know_engines(capsys):
+def test_analyze_and_sweep_take_engines(capsys):
     assert main(["analyze", MODEL, DEVICE, "--engine", "huggingface", "--sources"]) == 0
     words = " ".join(capsys.readouterr().out.split())
     assert "eager attention" in words
@@ -175,7 +175,7 @@ def test_analyze_and_sweep_know_engines(capsys):
         (["--engine", "vllm", "--accounting", "survey"], "engine: survey accounting counts what no kernel does"),
     ],
 )
-def test_engines_that_cannot_be(capsys, options, said):
+def test_invalid_engine_options_are_refused(capsys, options, said):
     assert main(["analyze", MODEL, DEVICE, *options]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -220,14 +220,14 @@ def test_steps_are_larger_on_gpus_with_more_memory(device, vllm, at_once, sglang
     assert ENGINES["vllm"].default_on(hardware).max_batch == at_once
 
 
-def test_a_policy_that_is_given_goes_before_the_engine_s():
+def test_explicit_policy_overrides_that_of_the_engine():
     asked = {"rate": 1, "requests": 10, "engine": "sglang"}
     for given, policy in ((None, "prefill-chunks:8192"), ("chunked:512", "chunked:512"), ("fcfs", "fcfs")):
         found = simulate(MODEL, "h100-sxm", policy=given, **asked)
         assert (str(found.policy), found.block) == (policy, 1)
 
 
-def test_an_engine_has_as_many_sequences_at_a_time_as_it_allows():
+def test_batch_limit_defaults_to_that_of_the_engine():
     asked = {"engine": "vllm", "prompt_lengths": 32, "gen_lengths": 16}
     found = [simulate(MODEL, name, rate=1, requests=10, **asked) for name in ("rtx-4090", "h100-sxm")]
     assert [each.max_batch for each in found] == [256, 1024]
@@ -236,7 +236,7 @@ def test_an_engine_has_as_many_sequences_at_a_time_as_it_allows():
 
 
 @pytest.mark.slow("every engine")
-def test_under_load_engines_keep_to_the_closed_form_too():
+def test_simulated_engine_under_load_matches_the_closed_form():
     found = simulate(
         MODEL, DEVICE, rate=3, prompt_lengths="512", gen_lengths="200", requests=1500, engine="vllm", seed=2
     )  # fmt: skip
@@ -264,7 +264,7 @@ def cells():
 
 
 @pytest.mark.slow("serves published loads")
-def test_measured_speed_ups_are_under_the_bound_and_near_what_is_expected():
+def test_measured_speedups_are_below_the_bound_and_near_the_expected_ones():
     """Q-S4-05, BOUND: all 98 cells. Of those that are trusted, none of which anything was fitted to, most within 15 %,
     the middle within 10 %.
     """
@@ -293,7 +293,7 @@ def test_measured_speed_ups_are_under_the_bound_and_near_what_is_expected():
     assert share["LMDeploy", "prefill"] in text("serving.md")
 
 
-def test_the_cells_without_a_number_are_those_that_do_not_fit():
+def test_cells_without_a_measurement_do_not_fit_in_memory():
     """Q-S4-05, CAP: 13B, 16 sequences of 2048 tokens read and 2048 written."""
     for model in ("llama-2-7b", "llama-2-13b"):
         for length in (1024, 2048):
@@ -313,7 +313,7 @@ def test_mistakes_get_one_line(capsys):
         simulate("llama-3.2-1b", "tpu-v5e", rate=1, requests=2, engine="vllm")
 
 
-def test_the_report_says_what_is_fitted(capsys):
+def test_report_states_the_fitted_engine_parameter(capsys):
     asked = ["simulate", MODEL, DEVICE, "--rate", "1", "--requests", "5", "--engine"]
     assert main([*asked, "lightllm"]) == 0
     text = " ".join(capsys.readouterr().out.split())

@@ -106,7 +106,7 @@ def test_the_flow_shop_by_hand():
     ("lengths", "tpot", "ttft"),
     first_fast([(ALIKE, 0.06, 0.12), (VARIED, 0.12, 0.17)], "simulates thousands of requests"),
 )
-def test_steps_of_all_turns_are_near_turns_that_go_on_by_themselves(layout, policy, lengths, tpot, ttft):
+def test_synchronous_pipeline_steps_match_an_asynchronous_flow_shop(layout, policy, lengths, tpot, ttft):
     """Steps after a prompt wait for it at every stage, and those behind the last microbatch for the first one."""
     found = at_load(0.66, layout, policy, lengths, 250)
     first, finish = FlowShop(Steps(found.setting), found.policy).serve(found.traffic)
@@ -132,7 +132,7 @@ def test_the_closed_form_is_near(layout, policy, share, exact):
 
 @pytest.mark.parametrize(("layout", "policy"), first_fast(WAYS, "simulates thousands of requests"))
 @pytest.mark.parametrize("prompt", ["256", "2048"])
-def test_the_most_that_is_served_is_that_of_the_closed_form(layout, policy, prompt):
+def test_maximum_throughput_of_a_pipeline_matches_the_closed_form(layout, policy, prompt):
     found = max_throughput(
         **SETTING, layout=layout, policy=policy, prompt_lengths=prompt, gen_lengths="uniform:50-450", max_batch=128,
         bound=True,
@@ -140,7 +140,7 @@ def test_the_most_that_is_served_is_that_of_the_closed_form(layout, policy, prom
     assert found.bound.requests_per_s == pytest.approx(found.bound.closed.max_rate, rel=0.05)
 
 
-def test_saturated_turns_by_drawing_them():
+def test_saturated_microbatch_interval_equals_a_monte_carlo_estimate():
     """Lanes that read where an answer ended in their last step, and hold up the others."""
     lanes, ends, alone, step = 4, 0.3, 5.0, 1.0
     generator = np.random.default_rng(0)

@@ -123,7 +123,7 @@ def test_steps_of_speculative_decoding_by_hand():
 @pytest.mark.parametrize("text", SPECULATIVE)
 @pytest.mark.parametrize("expected", [False, True])
 def test_single_sequence_latency_equals_the_analysis(text, expected):
-    """But for the last step, which may leave more than are wanted, and what is drawn."""
+    """Except for the last step, which may yield surplus tokens, and random acceptance."""
     gen = 3001
     asked = analyze(MODEL, DEVICE, prompt=1000, gen=gen, techniques=[text]).generation
     steps = steps_of(text, expected=expected)
@@ -145,7 +145,7 @@ def test_acceptance_0_and_1_are_deterministic(alpha, tokens):
 
 
 def test_drafts_that_are_never_accepted_change_nothing_else():
-    """With alpha 0 and no time to draft, steps are those of so many more tokens, and nothing else changes."""
+    """With alpha 0 and free drafts, steps only verify more tokens."""
     requests = traffic(*((0.01 * i, 300, 50) for i in range(20)))
     bare = served(steps_of(), requests)
     drafted = served(steps_of("retrieval:length=1,alpha=0"), requests)

@@ -1,4 +1,4 @@
-"""Python snippets and commands of the README and of docs/ run, and print what is shown under them."""
+"""Python snippets and commands of the README and of docs/ run and print the shown output."""
 
 import re
 import shlex

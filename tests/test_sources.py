@@ -186,7 +186,7 @@ def test_a_revision_of_a_repository(models):
 
 
 @pytest.mark.slow("fetches in a process of its own")
-def test_what_was_fetched_is_kept_and_serves_offline(models, endpoint):
+def test_fetched_configs_are_cached_for_offline_use(models, endpoint):
     _facts(models("org/plain"))
     Hub.asked.clear()
     assert _facts(models("org/plain", HF_HUB_OFFLINE="1"))["layers"] == 2
@@ -202,21 +202,21 @@ def test_modelopts_file_is_fetched_where_the_config_says_nothing(models):
 
 
 @pytest.mark.slow("fetches in a process of its own")
-def test_an_embedder_that_only_its_list_of_modules_tells_has_no_head(models):
+def test_embedder_identified_by_its_module_list_has_no_head(models):
     plain, embedder = _facts(models("org/plain")), _facts(models("org/embedder"))
     assert embedder["parameters"] == plain["parameters"] - CONFIG["vocab_size"] * CONFIG["hidden_size"]
     assert not embedder["generates"]
 
 
 @pytest.mark.slow("fetches in a process of its own")
-def test_a_token_opens_what_is_private(models, endpoint):
+def test_token_grants_access_to_private_repositories(models, endpoint):
     error = _error(models("org/private"))
     assert error.startswith(f"no model 'org/private' at {endpoint}, or it is private and HF_TOKEN may not read it; ")
     assert _facts(models("org/private", HF_TOKEN=TOKEN))["layers"] == 2
 
 
 @pytest.mark.slow("fetches in a process of its own")
-def test_a_repository_that_is_not_there_is_told_what_ships(models, endpoint):
+def test_error_for_a_missing_repository_suggests_shipped_models(models, endpoint):
     error = _error(models("org/llama-2-7b"))
     said = f"no model 'org/llama-2-7b' at {endpoint}, or it is private and HF_TOKEN may not read it; "
     assert error.startswith(f"{said}of those that ship, ")
@@ -332,7 +332,7 @@ def test_without_the_package_the_extra_is_named(models, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a/b/c", "./here", "org/", "/abs", "org/na me", "../up"])
-def test_what_is_no_name_of_the_hub_is_not_looked_up(models, name):
+def test_invalid_hub_names_are_not_looked_up(models, name):
     said = f"{name}: there is no such file or folder" if name[0] in "./" else f"no model {name!r}: "
     assert _error(models(name, HF_ENDPOINT="http://127.0.0.1:9")).startswith(said)
 

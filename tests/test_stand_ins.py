@@ -58,7 +58,7 @@ def narrowest(classes):
 
 
 @pytest.mark.parametrize("device", ["h100-sxm", "rtx-4090", "jetson-thor", "mi300x"])
-def test_what_is_not_of_a_measured_kernel_says_so_is_wide_and_is_no_bound(device):
+def test_stand_in_expectations_are_labelled_and_have_wide_intervals(device):
     """Intervals of every kind of operator in every phase are no narrower than those of any class of sources."""
     seen = set()
     instead = narrowest((ANOTHER_KERNEL, ANOTHER_LIBRARY, ANOTHER_TYPE, NO_KERNEL))
@@ -124,7 +124,7 @@ def test_products_of_other_formats_have_their_own_bytes_and_units():
     assert many.expected_high_s / many.expected_low_s > 1.5 * many_8.expected_high_s / many_8.expected_low_s
 
 
-def test_types_that_were_not_measured_have_others_that_were():
+def test_every_unmeasured_data_type_has_a_measured_stand_in():
     measured = {kernel_fit.implementation.dtype for kernel_fit in index().fits if kernel_fit.family in ("gemm", "moe")}
     for dtype in TYPES:
         assert dtype in measured or measured & {*STAND_IN_TYPES[dtype]}, dtype
@@ -163,8 +163,8 @@ def test_a_newer_kernel_of_a_library_comes_before_a_faster_one_of_an_older_versi
     assert found.expected_high_s == pytest.approx(alone.expected_high_s)
 
 
-def test_of_an_unknown_library_the_interval_is_of_all():
-    """Nothing was measured on the device, and no library asked for: the fastest, in an interval that holds others."""
+def test_interval_without_a_library_spans_all_libraries():
+    """Without measurements or a given library: the fastest library, with an interval that includes the others."""
     sizes = {"batch": 16, "kv_len": 16384, "q_heads": 8, "kv_heads": 1, "head_dim": 576, "v_head_dim": 512}
     anyone, *named = (
         llmviewer.kernel("attention", "rtx-4090", sizes, library=library)[0] for library in ("", "trtllm", "sglang")
@@ -183,7 +183,7 @@ def test_jetson_thor_has_the_instructions_of_b200_and_is_no_sibling_of_it():
     assert not is_sibling(own, thor)
 
 
-def test_a_higher_limit_of_the_clock_moves_bounds_and_not_what_is_expected():
+def test_higher_clock_limit_moves_bounds_but_not_expected_times():
     """Expected times follow the datasheet's rates, with which profiles were fitted."""
     hardware = load_hardware("rtx-3090")
     if not hasattr(hardware, "headroom"):
@@ -197,7 +197,7 @@ def test_a_higher_limit_of_the_clock_moves_bounds_and_not_what_is_expected():
     assert after.launches[place].expected == pytest.approx(before.launches[place].expected)
 
 
-def test_beyond_the_sizes_that_were_measured_little_is_as_sure():
+def test_intervals_widen_beyond_the_measured_sizes():
     sizes = {"kv_len": [100_000, 900_000], "batch": 4, "q_heads": 32, "kv_heads": 8, "head_dim": 128}
     near, far = llmviewer.kernel("attention", "h100-sxm", sizes, library="vllm")
     beyond = transfer_errors()["attention_decode", "all", "beyond the measured sizes"]

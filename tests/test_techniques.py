@@ -710,7 +710,7 @@ def test_early_exit_saves_the_layers_beyond_the_exit():
     assert many / layer == pytest.approx(1, rel=1e-4)  # some token always stays
 
 
-def test_all_leave_together():
+def test_batch_early_exit_ends_all_sequences_together():
     one, many = (
         plan_of(setting("early-exit:by=batch,sure=nothing"), "decode", step(batch=b), "weight_bytes") for b in (1, 64)
     )

@@ -80,7 +80,7 @@ def same(ours, theirs):
 
 
 @pytest.mark.parametrize("process", [True, False])
-def test_a_database_of_nsight_systems_tells_the_same(tmp_path, process):
+def test_nsight_systems_database_equals_the_trace(tmp_path, process):
     kernels = [(16777216, 0, *launch) for launch in launches(3)]
     same(read_timeline(database(tmp_path / "t.sqlite", kernels, process=process), "decode"), trace(tmp_path / "t.json"))
 
@@ -105,7 +105,7 @@ def test_graphs_without_their_kernels_and_other_databases_are_refused(tmp_path):
         read_timeline(tmp_path / "other.sqlite", "decode")
 
 
-def test_a_trace_of_rocprofv3_tells_the_same(tmp_path):
+def test_rocprofv3_trace_equals_the_trace(tmp_path):
     """Columns as rocm.docs.amd.com/projects/rocprofiler-sdk shows those of kernel_trace.csv."""
     rows = ['"Kind","Agent_Id","Queue_Id","Thread_Id","Dispatch_Id","Kernel_Name","Start_Timestamp","End_Timestamp"']
     rows += [f'"KERNEL_DISPATCH","Agent 4",1,77,{i},"{n}",{a},{b}' for i, (n, a, b) in enumerate(launches(3))]

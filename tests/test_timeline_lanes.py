@@ -84,7 +84,7 @@ def test_the_figure_has_every_launch_with_its_part_and_reference(tmp_path, llama
     assert not REPORT.undrawn(found)
 
 
-def test_what_is_not_drawn_is_counted_and_sums_have_no_lanes(tmp_path, llama, monkeypatch):
+def test_launches_not_drawn_are_counted_and_summaries_have_no_lanes(tmp_path, llama, monkeypatch):
     path = tmp_path / "t.json"
     path.write_text(json.dumps(traced(laid([LAYER] * 4))))
     found = timeline(path, llama)

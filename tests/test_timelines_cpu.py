@@ -61,7 +61,7 @@ def analysis(run):
 
 @pytest.mark.parametrize(("phase", "passes"), [("prefill", 1), ("decode", WRITTEN - 2)])
 def test_a_trace_of_a_cpu_goes_through_end_to_end(run, analysis, phase, passes):
-    """The last decode step, whose end is not known, is left out."""
+    """The last decode step has no known end and is left out."""
     found = timeline(run[1], analysis, phase=phase)
     assert (found.passes.passes, found.passes.others) == (passes, WRITTEN - passes)
     parts = {part.part: part for part in found.parts}
@@ -85,7 +85,7 @@ def test_each_matrix_product_is_one_of_the_model(run, analysis, phase):
 
 
 @pytest.mark.parametrize(("phase", "passes"), [("prefill", 1), ("decode", WRITTEN - 2)])
-def test_eager_attention_is_found_without_being_told(run, analysis, phase, passes):
+def test_eager_attention_is_detected_without_an_option(run, analysis, phase, passes):
     """A layer has two products of heads and a softmax, which stand with the products that do have weights."""
     found = timeline(run[0] / "eager.json.gz", analysis, phase=phase)
     assert (found.passes.passes, found.passes.others) == (passes, WRITTEN - passes)
@@ -96,7 +96,7 @@ def test_eager_attention_is_found_without_being_told(run, analysis, phase, passe
     assert [product.launches for product in found.products] == [LAYERS] * 7 + [1]
 
 
-def test_operators_take_what_the_profiler_says_that_the_outermost_take(run):
+def test_operator_times_equal_outermost_profiler_times(run):
     """Its tree of calls against ours; left out are operators that move nothing, which are most of the calls."""
     _, path, profiler = run
     outermost = [event for event in profiler.events() if event.cpu_parent is None and "::" in event.name]
@@ -122,7 +122,7 @@ def test_operators_take_what_the_profiler_says_that_the_outermost_take(run):
         ({"quant": "bf16"}, ["Matrix products are in fp32; analyzed: bf16 (--quant)."]),
     ],
 )
-def test_what_was_asked_is_compared_with_what_was_recorded(run, changed, said):
+def test_report_notes_differences_between_request_and_recording(run, changed, said):
     found = timeline(run[1], analyze(str(run[0]), "epyc-9755", **(ASKED | changed)), phase="prefill")
     text = " ".join(REPORT.text(found).split())
     assert [line for line in said if line in text] == said
@@ -180,7 +180,7 @@ def test_nested_operators_count_once_and_only_one_thread_does(tmp_path):
     assert found.operands[0][:2] == (6, 32 * 64)
 
 
-def test_what_compiled_graphs_run_between_operators_is_theirs(tmp_path):
+def test_time_between_operators_belongs_to_the_compiled_graph(tmp_path):
     """A graph of 100 us with a product of 40 and an attention of 20 in it: loops take the other 40."""
     name = "## Call CompiledFxGraph fab ##"
     graph = {"cat": "user_annotation", "name": name, "pid": 9, "tid": 1, "ts": 10, "dur": 100}

@@ -418,7 +418,7 @@ def test_what_nothing_reads_is_left_out(own):
 
 
 def test_a_dimension_is_named(own):
-    """Sequences second, as layers of torch have it where nobody asks."""
+    """The batch is the second dimension, the default of torch's layers."""
     w = Workload.prefill(batch=2, prompt=10)
     model, same = load_traced(own + "first_length"), load_traced(own + "Encoder")
     assert matrix_ops(model.graph, w) == matrix_ops(same.graph, w)
@@ -511,7 +511,7 @@ def test_a_picture_is_analyzed_as_the_architecture_has_it():
 
 
 def test_a_mask_that_is_a_tensor_is_as_one_that_a_module_says():
-    """The eager attention of transformers adds it; the other says that it is causal."""
+    """The eager attention of transformers adds a mask tensor; the other sets is_causal."""
     config = transformers.CLIPTextConfig(**TEXT)
     kinds = []
     for attention in ("eager", "sdpa"):

@@ -327,7 +327,7 @@ def test_errors_are_one_line(own, name):
     assert str(caught.value) == f"{name}: {ERRORS[name]}"
 
 
-def test_a_step_that_mixes_sequences_is_told():
+def test_traced_step_that_mixes_sequences_is_refused():
     """The last token that transformers' RWKV keeps, (batch, width), is added to the next one, (batch, 1, width)."""
     fields = {"hidden_size": 64, "attention_hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100}
     with pytest.raises(InputError) as caught:

@@ -24,7 +24,7 @@ def fit_of(family, device, library, kernel, dtype="bf16", kv_dtype=""):
 
 
 def chosen(asked, *fits):
-    """Device, library and kernel of the fits that `asked` is expected from on an H100."""
+    """Device, library and kernel of the fits selected for `asked` on an H100."""
     selection = select_fits(fits[0].family, H100, asked, fits)
     return [(fit.device, fit.implementation.library, fit.implementation.kernel) for fit in selection.fits]
 
@@ -60,7 +60,7 @@ def test_the_same_attention_kernel_with_another_cache_comes_before_another_kerne
     assert select_fits("attention_prefill", H100, asked, [same, exact]).fits == (exact,)
 
 
-def test_devices_with_another_kind_of_memory_are_a_class_of_their_own_for_what_moves_bytes():
+def test_other_memory_types_form_a_similarity_class_for_elementwise_kernels():
     names = ("h200-sxm", "b200", "l40s", "mi300x")
     for family, of_l40s in (("elementwise", "other memory"), ("gemm", "same maker")):
         fit = next(fit for fit in shipped() if fit.family == family and fit.device == "h100-sxm")
@@ -69,7 +69,7 @@ def test_devices_with_another_kind_of_memory_are_a_class_of_their_own_for_what_m
         assert near[0] == ("same maker" if family == "elementwise" else "siblings")
 
 
-def test_what_only_moves_bytes_reaches_the_same_multiple_of_memory_in_an_l2_cache_of_another_architecture():
+def test_elementwise_kernels_keep_the_l2_to_memory_bandwidth_ratio_across_architectures():
     moving = next(fit for fit in shipped() if fit.family == "elementwise" and fit.device == "h200-sxm")
     scaled = scaled_parameters(find_device("rtx-pro-6000"), moving)
     assert scaled["lambda"] == moving.parameters["lambda"]

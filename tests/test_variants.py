@@ -28,7 +28,7 @@ _ADVISED = re.compile(r"\(--quant (\S+)\) >= \S+ \w+ \(([\d.]+)x at the bound, (
 
 @pytest.mark.parametrize(("model", "device", "batch"), [("llama-3.1-8b", "h100-sxm", 1), ("qwen2.5-7b", "l40s", 8)])
 def test_gain_of_a_change_is_the_same_in_every_command(model, device, batch):
-    """analyze() twice, evaluate(), compare(), advise(), the page, and advice, whose decode step is the only one."""
+    """analyze() twice, evaluate(), compare(), advise(), the page, and advice on a single decode step."""
     request = {"batch": batch, "prompt": 512, "gen": 2}
     base = analyze(model, device, **request)
     advised = advise(model, device, wanted="tpot", without=["draft", "model"], research=True, **request)

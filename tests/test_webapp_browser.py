@@ -126,7 +126,7 @@ def test_a_node_a_row_and_a_point_show_their_operator(page, server):
     page.wait_for_function("!document.querySelector('#inspected').innerText.startsWith('lm_head')")
 
 
-def test_on_a_narrow_page_a_click_goes_to_what_is_shown_of_the_operator(page, server):
+def test_click_on_a_narrow_page_scrolls_to_the_inspector(page, server):
     page.set_viewport_size({"width": 400, "height": 900})
     open_page(page, server)
     page.evaluate("document.querySelector('#operators').scrollIntoView()")  # rows are drawn when they are seen
@@ -149,7 +149,7 @@ def test_three_devices_reload_from_the_link(page, server):
     assert page.input_value("#batch") == "4"
 
 
-def test_a_link_that_is_wrong_says_so_and_shows_the_usual(page, server):
+def test_invalid_link_shows_notices_and_defaults(page, server):
     open_page(page, f"{server}?model=../../etc/passwd&batch=0&quant=nonsense")
     notices = page.inner_text("#notices")
     assert "no '../../etc/passwd'" in notices
@@ -159,7 +159,7 @@ def test_a_link_that_is_wrong_says_so_and_shows_the_usual(page, server):
     assert "Llama 3.1 8B" in page.inner_text("#answer h2")
 
 
-def test_what_cannot_be_used_is_said_beside_its_control_and_the_last_answer_stays(page, server):
+def test_error_appears_beside_its_control_and_previous_results_stay(page, server):
     open_page(page, f"{server}{PLAIN}")
     before = page.inner_text("#answer")
     fill(page, "quant", "W17")
@@ -300,7 +300,7 @@ def test_a_figure_and_a_table_are_saved(page, server, tmp_path):
     assert len(rows) == len(decode)
 
 
-def test_the_operator_table_shows_what_matters_without_scrolling_and_the_rest_when_asked(page, server):
+def test_operator_table_shows_main_columns_without_scrolling_and_others_on_request(page, server):
     page.set_viewport_size({"width": 1440, "height": 900})
     open_page(page, f"{server}?on=h100-sxm|l40s")
     heads = "[...document.querySelectorAll('#operators .ag-header-cell')].map(c => c.innerText)"
@@ -323,7 +323,7 @@ def test_the_operator_table_shows_what_matters_without_scrolling_and_the_rest_wh
     assert not page.evaluate("!!document.activeElement.closest('#operators')")
 
 
-def test_the_bound_the_expectation_and_a_verdict_are_told_apart(page, server):
+def test_bound_expected_time_and_verdict_are_distinct(page, server):
     open_page(page, server)
     card = page.inner_text(".card:has-text('TPOT')").replace("\N{NO-BREAK SPACE}", " ")
     found = analyze("llama-3.1-8b", "h100-sxm")
@@ -338,7 +338,7 @@ def test_the_bound_the_expectation_and_a_verdict_are_told_apart(page, server):
     assert page.locator("#compare-times .errorbar path").count() == 2
 
 
-def test_a_mistake_in_folded_settings_is_said_on_their_head(page, server):
+def test_error_in_collapsed_settings_is_marked_on_their_header(page, server):
     open_page(page, f"{server}{PLAIN}")
     page.click("text=Parallelism")
     fill(page, "tp", "3")
@@ -351,7 +351,7 @@ def test_a_mistake_in_folded_settings_is_said_on_their_head(page, server):
     assert page.inner_text("#error-skew") == "skew must be a number from 0 to 10"
 
 
-def test_a_new_user_finds_what_bounds_a_model_and_what_fewer_bits_would_buy(page, server):
+def test_page_shows_the_bottleneck_and_the_gain_of_fewer_bits(page, server):
     open_page(page, server)
     page.click("#model")
     page.keyboard.type("llama 3 70b", delay=20)
@@ -383,7 +383,7 @@ def test_a_new_user_finds_what_bounds_a_model_and_what_fewer_bits_would_buy(page
     assert f"{before / after:.3g}x faster decode" in page.inner_text(".compare")
 
 
-def test_the_model_that_is_meant_comes_first(page, server):
+def test_model_search_ranks_the_best_match_first(page, server):
     open_page(page, f"{server}{PLAIN}")
     for search, first in (
         ("llama 3 70b", "Llama 3 70B"),
@@ -492,7 +492,7 @@ def test_sweeps_follow_their_controls_and_the_link(page, server):
     assert "Rooflines of" in page.inner_text(".sweeps h3")
 
 
-def test_a_setting_is_pinned_compared_and_let_go(page, server):
+def test_setting_is_pinned_compared_and_unpinned(page, server):
     open_page(page, f"{server}?tab=compare")
     assert page.locator("#compare-times").count() == 0
     page.click("text=Pin this setting as A")

@@ -104,6 +104,6 @@ def test_settings_are_those_of_the_environment():
         ("LLMVIEWER_MAX_REQUEST_MB", "big", "must be a number from 1 to 1000"),
     ],
 )
-def test_a_wrong_setting_says_what_it_must_be(name, text, requirement):
+def test_invalid_environment_setting_is_refused_with_its_requirement(name, text, requirement):
     with pytest.raises(InputError, match=f"^{name}: {requirement}; got '{text}'$"):
         Settings.of_environment({name: text})

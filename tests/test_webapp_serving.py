@@ -31,7 +31,7 @@ def loop(place, speed, per_device, *, ttft_s=0.1, basis="expected", name="a"):
     return ClosedLoop(name=name, place=place, basis=basis, concurrency=place + 1, numbers=numbers)
 
 
-def test_a_loop_is_what_simulate_says(rows):
+def test_closed_loop_point_equals_simulate(rows):
     run = simulate("gpt2", "h100-sxm", concurrency=16, prompt_lengths=64, gen_lengths=8, requests=160)
     shown = rows[serving.CONCURRENCIES.index(16)]
     for name, side in (("bound", run), ("expected", run.expected)):
@@ -43,7 +43,7 @@ def test_a_loop_is_what_simulate_says(rows):
     assert shown["bound"]["speed"] > shown["expected"]["speed"]
 
 
-def test_what_the_browser_collected_is_drawn_and_what_it_did_not_is_refused(rows):
+def test_collected_results_are_drawn_and_damaged_ones_refused(rows):
     loops, reasons = serving.loops_of(json.dumps(rows), ASKED)
     assert len(loops) == 2 * len(rows)
     assert reasons == []
@@ -59,7 +59,7 @@ def test_what_the_browser_collected_is_drawn_and_what_it_did_not_is_refused(rows
             serving.loops_of(damaged, ASKED)
 
 
-def test_impossible_settings_say_why():
+def test_impossible_settings_carry_a_reason():
     places = {(one.device, one.tp): i for i, one in enumerate(serving.loop_settings(ASKED))}
     assert places.keys() == {("h100-sxm", tp) for tp in (1, 2, 4, 8)}
     row = serving.simulated(ASKED, places["h100-sxm", 8])
@@ -67,13 +67,13 @@ def test_impossible_settings_say_why():
     assert serving.loops_of(json.dumps([row]), ASKED) == ([], [f"h100-sxm, tp=8: {row['reason']}"])
 
 
-def test_targets_and_batch_change_no_loop_and_lengths_do():
+def test_simulations_depend_on_lengths_not_on_targets_or_batch():
     link = serving.loops_link(ASKED)
     assert serving.loops_link(replace(ASKED, ttft=10, tpot=5, within="p99", batch=7, phase="prefill")) == link
     assert serving.loops_link(replace(ASKED, prompt=65)) != link
 
 
-def test_the_front_has_what_no_other_loop_exceeds_within_the_targets():
+def test_pareto_front_holds_undominated_points_within_targets():
     targets = Targets(ttft_s=1.0, tpot_s=0.1, percentile=90)
     loops = [
         loop(0, 100, 100), loop(1, 50, 180), loop(2, 40, 170), loop(3, 20, 400, ttft_s=2.0), loop(4, 5, 900),

@@ -69,7 +69,7 @@ def posted(server, watch, bodies):
     return statuses
 
 
-def test_the_watch_sees_what_it_watches_for(watch, folder):
+def test_watch_detects_file_import_process_and_network_access(watch, folder):
     def imported():
         with contextlib.suppress(SystemExit):
             importlib.import_module("stranger_module")
@@ -136,7 +136,7 @@ def test_names_of_models_and_devices_are_those_that_ship_or_labels_of_files(name
     assert len(notices) == 2
 
 
-def test_a_file_has_a_label_and_a_size():
+def test_uploaded_file_is_limited_in_name_and_size():
     for name in ("../x.json", "/x.json", "x.py", "X.json", "x\0.json", "x/y.yaml", f"{'x' * 70}.json", "x.json\n"):
         with pytest.raises(InputError, match=r"must be a name such as my-model\.json"):
             File(name=name, text="{}")
@@ -177,24 +177,24 @@ def test_requests_that_the_page_does_not_make_are_refused(server, data, status):
     assert server.post(None, data)[0] == status
 
 
-def test_a_request_that_nothing_was_clicked_for_saves_nothing(server):
+def test_request_without_a_click_saves_nothing(server):
     for output in ("download.data", "timeline-download.data", "sweeps-download.data", "compare-download.data"):
         body = {**server.body(output, {("asked", "data"): ""}), "changedPropIds": []}
         assert server.post(body)[0] == 204
 
 
-def test_half_of_a_character_is_refused(server):
+def test_lone_surrogates_are_refused(server):
     asking = next(key for key in server.callbacks if "link.data" in key)
     for values in ({("quant", "value"): "\ud800"}, {("files", "data"): [["x.json", "\ud800"]]}):
         assert server.post(server.body(asking, {("link", "data"): "", **values}, "quant.value"))[0] == 400
 
 
-def test_a_request_has_a_size(server):
+def test_request_body_is_limited_in_size(server):
     assert server.post(None, b" " * (Settings().max_request_bytes + 1))[0] == 413
     assert server.client.get("/_dash-component-suites/nothing/x.js").status_code == 404
 
 
-def test_a_question_without_an_answer_is_refused_in_one_line(server):
+def test_invalid_setting_is_refused_in_one_line(server):
     body = server.body("answer.children", {("asked", "data"): "?tp=3"})
     status, answer, _ = server.post(body)
     assert status == 400

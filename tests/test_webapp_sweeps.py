@@ -83,7 +83,7 @@ def test_techniques_change_the_pass_and_leave_throughput_out():
     assert set(sweeps.curve_figures([line], asked)) == {"sweep-decode", "sweep-prefill", "sweep-memory"}
 
 
-def test_bounds_change_where_they_are_said_to():
+def test_stated_bound_changes_match_the_curves():
     asked = ASKED[0]
     own = {line.name: line for line in _lines(asked)}
     rows = sweeps.crossing_table(list(own.values()), asked)[1:]
@@ -96,7 +96,7 @@ def test_bounds_change_where_they_are_said_to():
         assert seen == [before, after.removesuffix("-bound")]
 
 
-def test_curves_cross_where_they_are_said_to():
+def test_stated_crossings_match_the_curves():
     asked = State(model="llama-3.1-8b", on=("a100-sxm-80gb", "l4"), set=("l4:memory.bandwidth=10x",))
     own = {line.name: line for line in _lines(asked)}
     rows = [row for row in sweeps.crossing_table(list(own.values()), asked)[1:] if "becomes faster" in row[2]]
@@ -109,7 +109,7 @@ def test_curves_cross_where_they_are_said_to():
         assert a[1] < b[1]
 
 
-def test_precisions_that_cannot_be_had_are_said_and_others_shown():
+def test_invalid_precisions_are_reported_and_others_shown():
     asked = State(curves="precisions", quants=("W17", "W4A16", "nonsense"))
     own, problems = sweep_curves.sweep_curves(device_results(asked), asked)
     assert [line.name for line in own] == ["W4A16"]
@@ -120,7 +120,7 @@ def test_precisions_that_cannot_be_had_are_said_and_others_shown():
     assert tab.show(device_results(none), none)
 
 
-def test_a_map_says_what_bounds_and_what_fits():
+def test_map_shows_bounds_and_misfits():
     asked = State(model="llama-3.1-70b", on=("mi300x",))
     (found,) = sweeps.bound_maps(device_results(asked), asked)
     heat, crosses = found.figure.data
@@ -138,14 +138,14 @@ def test_a_map_says_what_bounds_and_what_fits():
 
 @pytest.mark.parametrize("name", SWEEPS)
 @pytest.mark.parametrize("model", ["llama-2-7b", "bert-base-uncased"])
-def test_every_sweep_is_shown_or_says_why_not(name, model):
+def test_every_sweep_is_shown_or_states_why_not(name, model):
     asked = State(model=model, on=("rtx-a6000",), sweep=name)
     page = _page(tab.show(device_results(asked), asked))
     assert "sweep-" in page or "does not generate" in page
 
 
 @pytest.mark.parametrize("name", [name for name in SWEEPS if name.startswith("figure")])
-def test_figures_of_the_paper_say_which_and_lead_to_its_setting(name):
+def test_paper_figures_are_labelled_and_linked_to_their_setting(name):
     paper, notices = State.of_link(f"{tab._PAPER[name]}&tab=sweeps&sweep={name}")
     assert notices == ()
     own = _page(tab.show(device_results(paper), paper))

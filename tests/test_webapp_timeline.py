@@ -33,7 +33,7 @@ def page(part):
 
 
 @pytest.mark.parametrize("trace", [EXAMPLE, DroppedTrace(EXAMPLE.name, EXAMPLE.read_bytes())], ids=["path", "dropped"])
-def test_what_is_found_is_what_the_command_line_finds(trace):
+def test_page_report_equals_the_command_line_report(trace):
     analysis = analyze("llama-3.1-8b", "rtx-4090", quant="Q4_K_M", prompt=476)
     expected = compare_trace(EXAMPLE, analysis, phase="prefill")
     found = timeline.timeline_of(trace, device_results(ASKED)[0], ASKED)
@@ -58,7 +58,7 @@ def test_what_is_found_is_what_the_command_line_finds(trace):
         ("a.json", b"x" * (timeline.MAX_TRACE_BYTES + 1), "a.json: must have at most 50,000,000 bytes; got 50,000,001"),
     ],
 )
-def test_a_trace_that_cannot_be_used_says_why(name, data, message):
+def test_unusable_trace_is_refused_with_the_reason(name, data, message):
     with pytest.raises(InputError) as error:
         timeline.timeline_of(DroppedTrace(name, data), device_results(State())[0], State())
     assert str(error.value).startswith(message)
@@ -66,13 +66,13 @@ def test_a_trace_that_cannot_be_used_says_why(name, data, message):
     assert "/tmp" not in str(error.value)
 
 
-def test_a_trace_does_not_swell(monkeypatch):
+def test_decompressed_trace_is_limited_in_size(monkeypatch):
     monkeypatch.setattr(timeline, "MAX_UNPACKED_BYTES", 1000)
     with pytest.raises(InputError, match=r"^a\.gz: must have at most 1,000 bytes, unpacked$"):
         timeline.timeline_of(DroppedTrace("a.gz", gzip.compress(b" " * 1001)), device_results(State())[0], State())
 
 
-def test_a_path_that_is_gone_and_a_stage_there_is_not(tmp_path):
+def test_missing_trace_file_and_invalid_stage_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"^t\.json: the file no longer exists$"):
         timeline.timeline_of(tmp_path / "t.json", device_results(State())[0], State())
     asked = State(on=("rtx-4090",), pp=2)

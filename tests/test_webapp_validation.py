@@ -67,7 +67,7 @@ def test_errors_are_those_of_the_profiles():
     assert len(validation.transfer_table()) == 1 + len(index().errors)
 
 
-def test_what_a_number_rests_on_is_that_of_the_analysis():
+def test_source_table_equals_the_sources_of_the_analysis():
     found = device_results(State(on=("h100-sxm", "l4")))
     lines = validation.source_table(found)[1:]
     totals = [phase.total for one in found for _, phase in one.analysis.phases]
@@ -147,7 +147,7 @@ def _nested():
         ("a.parquet", _nested(), "a.parquet: framework: must be numbers or texts; got list"),
     ],
 )
-def test_an_upload_that_cannot_be_used_says_why(name, data, message):
+def test_unusable_upload_is_refused_with_the_reason(name, data, message):
     with pytest.raises(InputError) as error:
         uploads.scored_measurements(name, data)
     assert str(error.value).startswith(message)
@@ -167,7 +167,7 @@ def test_strange_numbers_are_not_scored_and_break_nothing(family):
     assert _page(tab._result(found, "a.csv"))
 
 
-def test_names_of_devices_are_found_as_measurements_find_them_and_no_file_is():
+def test_device_names_resolve_as_in_measurements_and_never_to_files():
     for called in ("H100-SXM-80GB", "NVIDIA H100_SXM", "h100-sxm", "Nvidia L40S", "A100-SXM4-80GB-foo", "MI300X"):
         assert uploads._device_name(called) == find_device(called).name
     for called in ("", "nothing", "nvidia", "/data/h100-sxm.yaml", "hardware/h100-sxm.yaml", "nvidia-x.yml", "../h100"):
@@ -183,7 +183,7 @@ def test_rows_on_unknown_devices_cost_nothing_and_are_counted():
     assert validation.skipped_reasons(found)[0].startswith("5 rows: no device 'a-b-c-")
 
 
-def test_experts_on_more_devices_than_there_are_have_no_shape():
+def test_expert_parallelism_beyond_the_experts_is_not_scored():
     columns = {"num_tokens": 64, "hidden": 4096, "inter": 14336, "topk": 2, "experts": 8, "ep": [8, 57]}
     table = pd.DataFrame({
         "gpu": "h100-sxm", "framework": "vllm", "dtype": "bf16", "family": "moe", "distribution": "power_law_1.2",
@@ -208,7 +208,7 @@ def test_columns_that_stand_twice_are_read_once():
     assert len(uploads.scored_measurements("a.csv", text).scores.groups) == 1
 
 
-def test_the_page_says_what_is_wrong_and_saves_what_is_right():
+def test_page_reports_errors_and_saves_valid_predictions():
     app = create()
     read_, save = (
         next(one["callback"].__wrapped__ for key, one in app.callback_map.items() if name in key)

@@ -34,7 +34,7 @@ def no_time():
     cpu_limit.end_limit()
 
 
-def test_an_ordinary_link_with_many_drafts_takes_little(server):
+def test_link_with_many_draft_steps_takes_little_cpu_time(server):
     for output in ("answer.children", "content.children"):
         status, _, cpu_s = server.post(server.body(output, {("asked", "data"): DRAFTED}))
         assert status == 200
@@ -63,7 +63,7 @@ def test_drafts_of_equal_lengths_are_one_pass_repeated(technique):
     assert np.sum(drafts.passes) == pytest.approx(steps * len(drafter.widths) / tokens)
 
 
-def test_work_is_counted_by_the_thread(monkeypatch):
+def test_cpu_limit_counts_the_time_of_its_thread_only(monkeypatch):
     cpu_limit.start_limit(0.05)
     try:
         cpu_limit.check_limit()
@@ -83,13 +83,13 @@ def test_work_is_counted_by_the_thread(monkeypatch):
     cpu_limit.check_limit()
 
 
-def test_a_question_that_takes_too_much_is_refused_in_a_line(no_time):
+def test_request_over_the_cpu_limit_is_refused_in_one_line(no_time):
     assert results.problem_of(State(batch=78)).endswith(
         "choose fewer devices, pins or techniques, or fewer generated tokens"
     )
 
 
-def test_a_link_that_takes_too_much_shows_a_part_of_it(monkeypatch):
+def test_link_over_the_cpu_limit_shows_partial_results(monkeypatch):
     def check_limit():
         if len(seen) > 1 and seen[-1] > 1:
             raise cpu_limit.CpuLimitError("this takes too long")
@@ -106,13 +106,13 @@ def test_a_link_that_takes_too_much_shows_a_part_of_it(monkeypatch):
     assert notices == ("link: on: this takes too long; the default is used",)
 
 
-def test_a_request_has_its_own_time(server):
+def test_each_request_has_its_own_cpu_limit(server):
     assert server.post(server.body("answer.children", {("asked", "data"): "?batch=80"}))[0] == 200
     cpu_limit.check_limit()
     assert cpu_limit._until_s.get() is None
 
 
-def test_steps_for_which_there_is_no_time_are_counted():
+def test_changes_skipped_for_lack_of_time_are_counted():
     state = State(batch=3)
     found = results.device_results(state)
     cpu_limit.start_limit(-1.0)
@@ -147,14 +147,14 @@ def test_the_container_and_the_docs_start_the_same_server():
         (["re:.*.*.*.*.*x"], "x.json: patterns of module names must repeat no group and have at most 4 of * and +"),
     ],
 )
-def test_patterns_of_a_dropped_model_do_not_hold_up_others(patterns, message):
+def test_patterns_of_an_uploaded_model_are_limited(patterns, message):
     config = {**json.loads(CONFIG), "quantization_config": {"quant_method": "compressed-tensors", "ignore": patterns}}
     with pytest.raises(InputError) as error:
         results.parse_model_file("x.json", json.dumps(config))
     assert str(error.value).startswith(message)
 
 
-def test_a_dropped_model_has_a_number_of_operators(monkeypatch):
+def test_uploaded_model_is_limited_in_operators(monkeypatch):
     monkeypatch.setattr(results, "_MAX_OPERATORS", 10)
     with pytest.raises(
         InputError, match=r"^x\.json: must have at most 10 operators in distinct layers on this page; has 19; llmviewer"

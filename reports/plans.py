@@ -258,6 +258,11 @@ def remarks(result: ServicePlan) -> list[str]:
     """Number of settings tried, devices that could not be ranked, and the share of bounds in the best plan."""
     lines = [f"{result.combinations:,} combinations of devices, layouts, precisions, replicas and batches were tried."]
     lines += unsold(result.unavailable)
+    if result.without_price:
+        lines.append(
+            f"Not evaluated: {counted(len(result.without_price), 'device')} without a price. --by energy or --by "
+            "devices evaluates all; --hardware-set 'NAME:price.cloud=3 USD/h' sets a price."
+        )
     if result.best and result.unpriced:
         omitted_count = len(result.unpriced) - _MAX_UNPRICED_NAMES
         names = ", ".join(result.unpriced[:_MAX_UNPRICED_NAMES]) + f" and {omitted_count} more" * (omitted_count > 0)

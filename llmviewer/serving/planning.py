@@ -11,9 +11,10 @@ from typing import Any, Final, Unpack
 import numpy as np
 
 from .. import arguments
+from .._layout import data_dir
 from ..analyzing.costs import Criterion
 from ..comparing.choice import unsold
-from ..devices.files import changes_by_device, hardware_names, loaded
+from ..devices.files import changes_by_device, hardware_files, hardware_names, loaded
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.engines import Engine, find_engine
@@ -159,16 +160,13 @@ def plan(
             by_name[device], serving_engine.library if serving_engine else library, base.profiles, engine=serving_engine
         )
 
-    search = Search(
+    whole = Search(
         load=load, devices=list(by_name.values()), settings=_settings(base, precisions, layouts_considered),
         kernels=None if bound else kernels, engine=serving_engine, pairing=pairing if disaggregated else None,
     )  # fmt: skip
-    if search.combinations > _MAX_COMBINATIONS:
-        raise InputError(
-            f"max_devices must make at most {_MAX_COMBINATIONS:,} combinations of devices, layouts, precisions, "
-            f"replicas and batches; {load.max_devices} makes {search.combinations:,}: lower it, or name a few devices"
-        )
-    candidates = list(search.candidates(progress))
+    _check_combinations(whole)
+    by_price = hardware is None and prefill_hardware is None and measure in (None, Criterion.COST)
+    search, candidates = _searched(whole, years, progress, by_price=by_price)
     if named_layouts is not None:
         _check_divides(candidates, layouts_considered)
     within_targets = [one for one in candidates if not one.factor]
@@ -185,8 +183,9 @@ def plan(
     cheapest = (_lowest_at_bound(candidates, order, disaggregated=separate) for separate in (False, True))
     result = ServicePlan(
         shared_arguments=shared_options, model=base.model, rate=rate, prompt=load.prompt, gen=load.gen,
-        goals=load.goals, by=ranked_by, requested_measure=measure, years=years, considered=len(by_name),
-        priced=sum(Criterion.COST.known(device, years) for device in by_name.values()), unavailable=unavailable,
+        goals=load.goals, by=ranked_by, requested_measure=measure, years=years, considered=len(search.devices),
+        priced=sum(Criterion.COST.known(device, years) for device in search.devices), unavailable=unavailable,
+        without_price=tuple(device.name for device in whole.devices if device not in search.devices),
         max_devices=load.max_devices, kv_transfer=transfer if disaggregated else None, kv_link=link,
         quants=precisions, kernels=None if bound else serving_engine.title if serving_engine else library,
         within_targets=tuple(one for one in within_targets if one.at_bound or bound),
@@ -332,6 +331,34 @@ def _devices(
         list(prefill_devices.values()),
         unavailable,
     )
+
+
+def _check_combinations(search: Search) -> None:
+    """Raises InputError if there are too many combinations to search."""
+    if search.combinations > _MAX_COMBINATIONS:
+        raise InputError(
+            f"max_devices must make at most {_MAX_COMBINATIONS:,} combinations of devices, layouts, precisions, "
+            f"replicas and batches; {search.load.max_devices} makes {search.combinations:,}: lower it, or name a few "
+            "devices"
+        )
+
+
+def _searched(
+    whole: Search, years: float | None, progress: Callable[[int, int], object], *, by_price: bool
+) -> tuple[Search, list[Candidate]]:
+    """The search and its candidates; if `by_price`, of devices with a price, or of all if none of them is enough."""
+    search = replace(whole, devices=_priced_devices(whole.devices, years)) if by_price else whole
+    candidates = list(search.candidates(progress))
+    if len(search.devices) == len(whole.devices) or any(not one.factor for one in candidates):
+        return search, candidates
+    return whole, list(whole.candidates(progress))
+
+
+def _priced_devices(devices: Sequence[Hardware], years: float | None) -> Sequence[Hardware]:
+    """The devices with a price, and those that do not ship; all where none has a price."""
+    files, shipped = hardware_files(), data_dir("hardware")
+    priced = [one for one in devices if Criterion.COST.known(one, years) or files[one.name].parent != shipped]
+    return priced if any(Criterion.COST.known(one, years) for one in priced) else devices
 
 
 def _nonempty(name: str, values: Any) -> tuple[Any, ...]:

@@ -45,6 +45,7 @@ class ServicePlan(Rows):
     rejected           for each other device, the candidate that comes closest to the targets; closest first
     considered         number of devices considered; `priced` of them have a price
     unavailable        devices that were not considered because they are not for sale and were not named
+    without_price      devices that were not considered because they have no price, where plans are ranked by price
     kv_transfer        when KV caches are sent from prefill to decode workers, over `kv_link`; None: no separate workers
     requested_measure  the measure to minimize, as given; None if it was not given
     top                number of the cheapest candidates to show, of any device and layout; 0: those of each device
@@ -69,6 +70,7 @@ class ServicePlan(Rows):
     considered: int
     priced: int
     unavailable: tuple[str, ...]
+    without_price: tuple[str, ...]
     quants: tuple[str, ...]
     kernels: str | None
     within_targets: tuple[Candidate, ...] = field(repr=False)
@@ -264,7 +266,7 @@ class ServicePlan(Rows):
             "model": self.model.name,
             "inputs": self.inputs,
             "tried": self.combinations, "considered": self.considered, "priced": self.priced,
-            "left_out": list(self.unavailable),
+            "left_out": list(self.unavailable), "without_price": list(self.without_price),
             "best": row_of(self.best),
             **(best_of_kinds if self.disaggregated else {}),
             "least": None if cheapest is None else {

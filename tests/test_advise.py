@@ -51,7 +51,7 @@ def asked(one):
     return found
 
 
-def test_gains_are_those_of_two_analyses(found):
+def test_gains_equal_the_ratio_of_two_analyses(found):
     base = analyze(MODEL, DEVICE).generation
     lines = [line(found.alone, "W4A16g128"), line(found.alone, "eagle"), *found.together[:2], found.together[-1]]
     for one in lines:
@@ -63,7 +63,7 @@ def test_gains_are_those_of_two_analyses(found):
 
 
 @pytest.mark.slow("tries every technique")
-def test_gains_in_a_pipeline_are_those_of_two_analyses_too(capsys):
+def test_gains_in_a_pipeline_equal_the_ratio_of_two_analyses(capsys):
     base, own = (
         analyze(MODEL, DEVICE, layout="tp=2 pp=2", prompt=64, gen=8, quant=q).generation for q in (None, "fp8")
     )
@@ -437,7 +437,7 @@ def test_progress_counts_up_to_the_total():
 
 
 @pytest.mark.parametrize("quant", first_fast(["int8", "mxfp4", "W4A16g128,lm_head=W8A8"], "tries every technique"))
-def test_the_cache_is_quantized_beside_any_precision(quant):
+def test_kv_cache_quantization_combines_with_any_precision(quant):
     found = advise(MODEL, DEVICE, quant=quant, batch=64, without=["model"], research=True)
     assert not {"KV8", "KV4"} & {change.name for change, _ in found.refused}
     line = next(line for line in (*found.alone, *found.no_gain) if line.name == "KV8")

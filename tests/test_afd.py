@@ -233,7 +233,7 @@ def test_report_states_the_balanced_device_ratio(capsys):
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_formats_say_the_same(tmp_path, capsys):
+def test_report_formats_agree(tmp_path, capsys):
     asked = ["afd", "mixtral-8x7b", "h100-sxm", "l40s", "--batch", "64,256", "-o"]
     for suffix in (".json", ".csv", ".md", ".html"):
         assert main([*asked, str(tmp_path / f"report{suffix}")]) == 0

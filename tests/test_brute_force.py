@@ -86,7 +86,7 @@ def test_near_pairs_are_the_tokens_within_reach_of_each(n, reach):
 
 
 @given(st.integers(1, 90), st.integers(0, 40), st.integers(1, 30), st.integers(1, 3))
-def test_an_encoder_reads_the_source_once_and_its_decoder_what_it_writes(source, wrote, patches, pictures):
+def test_encoder_processes_the_source_once_and_the_decoder_its_own_tokens(source, wrote, patches, pictures):
     """A prefill and a step for each token after the first, against a loop over the tokens of both sides."""
     passes = [Workload.prefill(batch=2, prompt=source, images=pictures)]
     passes += [Workload.decode(batch=2, kv_len=source + i, prompt=source) for i in range(1, wrote + 1)]
@@ -104,7 +104,7 @@ def test_an_encoder_reads_the_source_once_and_its_decoder_what_it_writes(source,
 
 
 @given(workloads(), windows, st.integers(1, 70).map(float))
-def test_a_pass_has_what_its_sequences_have(w, window, tile):
+def test_pass_totals_equal_the_sum_over_sequences(w, window, tile):
     one_by_one = [s for s in w.groups for _ in range(int(s.batch))]
     assert w.sequences() == len(one_by_one)
     assert w.tokens() == sum(s.q_len for s in one_by_one)
@@ -207,7 +207,7 @@ def test_live_bytes_are_those_of_an_allocator_that_frees_at_the_last_use(block, 
 
 
 @given(st.integers(0, 5000), st.integers(2, 70))
-def test_the_largest_that_fits_is_found_wherever_it_is(edge, fan):
+def test_search_finds_the_largest_fitting_value_anywhere(edge, fan):
     assert _largest(lambda n: n <= edge, fan) == edge
 
 

@@ -157,7 +157,7 @@ def test_indivisible_model_is_refused_in_its_cell_only():
     assert (refused.obstacle, refused.refused[:19]) == (LAYOUT, "tp=16 does not divi")
 
 
-def test_single_devices_are_the_same_beside_layouts_and_name_none_without():
+def test_single_device_cells_do_not_depend_on_other_layouts():
     lone = compare("llama-3.1-8b", ["h100-sxm"], prompt=100, gen=9)
     both = compare("llama-3.1-8b", ["h100-sxm"], layout=["", "tp=2"], prompt=100, gen=9)
     (row,), (beside, laid) = lone.rows(), both.rows()
@@ -375,7 +375,7 @@ def test_limits_are_of_all_devices():
 
 
 @pytest.mark.slow("compares many layouts")
-def test_the_command_says_how_many(capsys):
+def test_choose_command_reports_device_counts(capsys):
     asked = ["choose", "llama-3.1-70b", "--max-devices", "8", "--bound", "--quant", "published"]
     assert main(asked) == 0
     out = capsys.readouterr().out

@@ -84,7 +84,7 @@ def test_batches_can_be_an_array():
     assert plain.batches == array.batches == (1, 2)
 
 
-def test_expectations_stand_beside_bounds_and_can_be_left_out():
+def test_rows_have_bounds_and_optional_expected_times():
     asked = {"batch": [1, 8], "prompt": 100, "gen": 9}
     both, bound = (compare("llama-3-8b", ["h100-sxm", "tpu-v5e"], bound=bound, **asked) for bound in (False, True))
     of_h100, other, of_tpu, _ = both.rows()
@@ -157,7 +157,7 @@ def test_a_fleet_of_one_is_a_plan(device):
             assert {k: v for k, v in found.items() if v} == pytest.approx({k: v for k, v in expected.items() if v})
 
 
-def test_where_the_time_goes_is_where_an_analysis_has_it(two):
+def test_time_shares_equal_those_of_the_analysis(two):
     for cell in two.cells:
         for name, own in cell.passes.items():
             for place, batch in enumerate(two.batches):
@@ -185,7 +185,7 @@ def test_sensitivities_are_derivatives():
             assert change == pytest.approx(shares[resource], abs=1e-4), (name, resource)
 
 
-def test_the_largest_batch_and_what_capacity_buys():
+def test_largest_batch_and_its_throughput_equal_the_analysis():
     device = load_hardware("l40s")
     (cell,) = compare("llama-3.1-8b", [device], prompt=2000, gen=100).cells
     largest = alone(cell, 1, prompt=2000, gen=100).memory.max_batch
@@ -209,7 +209,7 @@ def test_where_nothing_fits_there_is_no_throughput():
     ("device", "quant"),
     first_fast([("l4", "W4A16g128"), ("rtx-4090", "fp8"), ("i9-13900k", PUBLISHED)], "looks at every number"),
 )
-def test_crossings_are_where_looking_at_every_number_finds_them(device, quant):
+def test_crossings_equal_a_scan_of_every_batch(device, quant):
     found = compare("llama-3.1-8b", [device], quants=[quant], prompt=256, gen=64)
     (cell,) = found.cells
     said = {(c.phase, c.axis, c.group): (c.at, c.before, c.after) for c in found.crossings}
@@ -247,7 +247,7 @@ def test_the_map_of_bounds_is_that_of_the_passes():
     assert prefill[0, 0] == pytest.approx(cell.prefill.share(0, resource="memory"))
 
 
-def test_single_user_decode_is_ranked_by_bandwidth_where_memory_is_all_it_waits_for():
+def test_memory_bound_decode_ranks_devices_by_bandwidth():
     cells = [c for c in compare("llama-2-13b", hardware_names(), prompt=512, gen=512).cells if c.fits[0]]
     bound = [c for c in cells if c.decode.share(resource="memory") > 0.9999]
     assert len(bound) > len(cells) - 3  # wafers and the like compute what they hold

@@ -145,7 +145,7 @@ def test_a_sweep_and_techniques_have_the_pictures_too():
 
 
 @pytest.mark.parametrize("layout", ["tp=2", "pp=2", "pp=40", "cp=2", "dp=2"])
-def test_devices_share_it_out(layout):
+def test_layouts_shard_the_vision_model(layout):
     alone = analyze(NAME, "h200-sxm", prompt=512, gen=4, images=2, batch=4)
     shared = analyze(NAME, "h200-sxm", prompt=512, gen=4, images=2, batch=4, layout=layout)
     assert shared.memory.kv_cache_bytes < alone.memory.kv_cache_bytes
@@ -178,7 +178,7 @@ def test_invalid_cross_vision_configs_are_refused(section, changes, message):
     assert str(caught.value) == f"config.json: {message}"
 
 
-def test_answers_that_share_a_prompt_hold_its_pictures_each():
+def test_shared_prompt_outputs_each_store_the_image_cache():
     with pytest.raises(InputError, match=f"^best-of: the encoder output of {NAME} is held per answer; give"):
         analyze(NAME, "h200-sxm", prompt=100, gen=4, images=1, techniques=["best-of"])
     one = analyze(NAME, "h200-sxm", prompt=100, gen=4, images=1)

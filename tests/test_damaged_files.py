@@ -199,7 +199,7 @@ def test_a_scenario_never_runs_code(tmp_path, capsys, text, command):
 
 
 @pytest.mark.parametrize("body", ["raise SystemExit(3)", "def f(): raise SystemExit(3)"])
-def test_code_that_ends_the_process_is_told_in_a_line(tmp_path, capsys, monkeypatch, body):
+def test_traced_code_that_exits_is_reported_in_one_line(tmp_path, capsys, monkeypatch, body):
     pytest.importorskip("torch")
     (tmp_path / "ends_it.py").write_text(body)
     monkeypatch.chdir(tmp_path)

@@ -540,7 +540,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("arguments", GOLDEN)
-def test_lines_of_the_report_begin_as_they_did(capsys, arguments):
+def test_report_of_an_encoder_keeps_its_lines(capsys, arguments):
     """Up to what is expected, which a fit changes."""
     model, *options = arguments
     code, out = _line(capsys, "analyze", model, "h100-sxm", "--all", *options)

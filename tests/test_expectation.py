@@ -121,7 +121,7 @@ def test_nothing_is_expected_sooner_than_its_bound(name, factor, size):
     assert np.all((found.bound <= found.low) & (found.low <= found.expected) & (found.expected <= found.high))
 
 
-def test_few_rows_have_a_kernel_of_their_own_by_hand():
+def test_small_batches_use_a_gemv_kernel():
     gemm, implementation = FAMILIES["gemm"], Implementation(library="trtllm", dtype="int4_wo")
     p = usual("gemm", implementation, "waves gemv")
     columns = shapes("gemm", 3, M=np.array([1.0, 4.0, 5.0]), N=16384, K=8192)
@@ -187,7 +187,7 @@ def test_names_of_tables_and_drivers_are_those_of_a_device(written, name):
 
 
 @pytest.mark.parametrize("written", ["NVIDIA GeForce RTX 3080 Laptop GPU", "H100 MIG 1g.10gb", "RTX 5090 Ti"])
-def test_a_part_of_a_device_or_a_notebook_s_is_not_it(written):
+def test_device_partitions_and_mobile_variants_are_not_matched(written):
     with pytest.raises(InputError, match="no hardware"):
         find_device(written)
 
@@ -289,7 +289,7 @@ def test_errors_by_hand():
     assert error.short[0] < 1 < error.short[1]
 
 
-def test_a_time_is_in_the_interval_to_the_power_that_it_needs():
+def test_interval_widened_by_the_needed_power_includes_the_time():
     expected, measured = np.array([10e-6, 10e-6, 100e-6, 100e-6]), np.array([6.4e-6, 13e-6, 90e-6, 144e-6])
     needed = ERROR.needed(expected, measured)
     assert needed == pytest.approx([2, 1, 1, 2])
@@ -297,7 +297,7 @@ def test_a_time_is_in_the_interval_to_the_power_that_it_needs():
     assert [low[0], high[1], low[2], high[3]] == pytest.approx([6.4e-6, 16.9e-6, 81e-6, 144e-6])
 
 
-def test_profiles_come_back_as_they_were_written(tmp_path):
+def test_profiles_survive_a_round_trip(tmp_path):
     profile = Profile(device="h100-sxm", library="vllm", sources=("made up",), fits=tuple(map(kernel_fit, FAMILIES)))
     one = replace(profile, fits=tuple(e for e in profile.fits if e.implementation.library == "vllm"))
     path = tmp_path / "profile.yaml"
@@ -342,7 +342,7 @@ def test_own_fit_ranks_before_fits_of_similar_devices():
     assert str(error.value) == "no profile of gemm in fp8 on any GPU"
 
 
-def test_a_twin_of_a_type_on_the_own_device_comes_before_other_devices():
+def test_equivalent_type_on_the_device_ranks_before_other_devices():
     twin, far = (
         replace(kernel_fit("gemm"), implementation=Implementation(library="vllm", dtype="fp16")),
         kernel_fit("gemm", device="h200-sxm"),
@@ -371,7 +371,7 @@ def test_a_twin_of_a_type_on_the_own_device_comes_before_other_devices():
     assert moved.error is adds.held_out
 
 
-def test_other_libraries_that_stand_in_are_named_and_nothing_is_transferred_from_the_device_itself():
+def test_source_names_stand_in_libraries_of_the_same_device():
     def of_library(name, device="h100-sxm"):
         return replace(kernel_fit("gemm", device=device), implementation=Implementation(library=name, dtype="fp8"))
 
@@ -383,7 +383,7 @@ def test_other_libraries_that_stand_in_are_named_and_nothing_is_transferred_from
     assert select_fits("gemm", find_device("h200-sxm"), asked, both).source == "transferred from h100-sxm vllm/sglang"
 
 
-def test_a_twin_of_the_library_comes_before_its_type_on_another_kind_of_memory():
+def test_equivalent_type_of_the_library_ranks_before_devices_of_another_memory_type():
     asked = Implementation(library="vllm", dtype="fp8_static")
     hopper = replace(kernel_fit("gemm", device="h100-sxm"), implementation=replace(asked, dtype="fp8"))
     ada, near = (replace(kernel_fit("gemm", device=name), implementation=asked) for name in ("l40s", "h100-sxm"))
@@ -450,7 +450,7 @@ def test_fp32_is_not_rounded_to_tf32_and_uses_matrix_units_that_take_it():
         ("Intel(R) Data Center GPU Max 1550", "gpu-max-1550"),
     ],
 )  # fmt: skip
-def test_tables_may_name_devices_their_way(name, own):
+def test_device_lookup_accepts_spellings_of_measured_tables(name, own):
     assert find_device(name).name == own
 
 
@@ -628,7 +628,7 @@ def test_intervals_hold_80_percent_of_parts_that_differ():
     assert error.long[1] < 1.6
 
 
-def test_two_parts_that_are_off_in_opposite_directions_have_a_symmetric_interval():
+def test_opposite_errors_of_two_groups_give_a_symmetric_interval():
     """As two siblings, each expected from the other: an interval that holds both is not widened once more."""
     random = np.random.default_rng(6)
     part = np.repeat([0, 1], 1000)
@@ -696,7 +696,7 @@ def test_residual_correction_vanishes_far_from_measured_shapes():
     assert set(found.sources) == {"calibrated on h100-sxm vllm 1.0"}
 
 
-def test_a_residual_comes_back_as_it_was_written(tmp_path):
+def test_residual_survives_a_profile_round_trip(tmp_path):
     own, columns, _ = table_of(wave)
     path = tmp_path / "profile.yaml"
     path.write_text(to_yaml([Profile(device="h100-sxm", library="vllm", sources=(), fits=(own,))]))
@@ -858,7 +858,7 @@ def test_parts_of_128_keys_or_more_fill_two_places_of_each_core():
     assert found["busy"][:, 0] * 132 == pytest.approx([8 * 8, 8 * 33, 32 * 8, 512])
 
 
-def test_a_tile_of_more_and_wider_heads_takes_longer_to_begin_and_end():
+def test_tile_fixed_time_grows_with_heads_and_head_size():
     columns = shapes(
         "attention_decode", 3, batch=1, kv_len=64, kv_heads=1, q_heads=[1, 64, 64], head_dim=[64, 128, 256]
     )
@@ -906,7 +906,7 @@ def test_sizes_decide_the_tile_where_a_library_has_it_so(variant, tiles):
     assert found["tiles"][:, 0] * 132 == pytest.approx(tiles)
 
 
-def test_columns_decide_it_too_on_ada():
+def test_ada_tiles_depend_on_columns():
     columns = shapes("gemm", 3, M=1024, N=np.array([4096.0, 8192.0, 16384.0]), K=4096)
     found = FAMILIES["gemm"].features(columns, H100, Implementation(library="vllm", dtype="fp8"), "waves sm89")
     assert found["tiles"][:, 0] * 132 == pytest.approx([8 * 32, 4 * 64, 8 * 128])
@@ -1174,7 +1174,7 @@ def test_experts_without_a_gate_are_known_by_their_sizes_where_a_table_does_not_
     assert gated.tolist() == [1, 0, 1, 1]  # trtllm says it itself
 
 
-def test_mxfp4_experts_that_ran_on_one_device_are_read_so_whatever_their_table_says(tmp_path):
+def test_mxfp4_experts_measured_on_one_device_ignore_the_ep_column(tmp_path):
     path = tmp_path / "moe.csv"
     path.write_text(
         "gpu,framework,version,kernel,dtype,tokens,hidden,inter,topk,experts,ep,time_us\n"
@@ -1612,7 +1612,7 @@ def test_attention_is_expected_from_the_same_kernel_before_the_same_kind_of_memo
         assert select_fits("attention_decode", find_device(device), replace(asked, kernel=kernel), known).fits == own
 
 
-def test_cards_whose_matrix_units_are_slowed_down_are_relatives():
+def test_cards_with_reduced_matrix_rate_are_similar_devices():
     """Except for matrix products, whose model includes the slower matrix units."""
     measured = ("rtx-3090", "l40s", "a100-sxm-80gb")
     asked = IMPLEMENTATIONS["attention_prefill"]
@@ -1752,7 +1752,7 @@ def test_of_two_kinds_of_device_each_has_its_own_default():
     assert joint.faster == tuple(one for one in decode.faster if one.phase == "decode")
 
 
-def test_a_cache_in_one_piece_loses_all_of_a_loop_that_outgrows_it():
+def test_unified_cache_loses_the_whole_working_set_beyond_its_capacity():
     """All comes from it as long as it fits, and none of 1.41 times as much; from one in two halves, some of both."""
     decode = FAMILIES["attention_decode"]
     for name, outgrown in (("l40s", True), ("a100-sxm-80gb", False)):

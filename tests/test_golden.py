@@ -40,7 +40,7 @@ def report(name):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_report_is_as_it_was(name):
+def test_report_matches_the_golden_file(name):
     was = list(csv.DictReader(io.StringIO((GOLDEN / f"{name}.csv").read_text())))
     now = list(csv.DictReader(io.StringIO(report(name))))
     assert [(row["phase"], row["name"]) for row in now] == [(row["phase"], row["name"]) for row in was]

@@ -66,7 +66,7 @@ def test_a_grid_larger_than_a_chunk_is_filled_and_reported_on():
         ("matrix.bf16=1x, 155 TOP/s", ["1x", "155 TOP/s"]),
     ],
 )
-def test_axes_are_read_as_written(text, values):
+def test_axis_syntax_by_example(text, values):
     assert parse_axis(text) == (text.split("=")[0], values)
 
 

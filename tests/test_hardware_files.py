@@ -391,7 +391,7 @@ def test_the_nearest_names_are_of_both_folders(folder):
     assert folder.is_dir()
 
 
-def test_the_option_is_the_variable_for_one_command(capsys, chip, monkeypatch):
+def test_option_acts_like_the_environment_variable(capsys, chip, monkeypatch):
     monkeypatch.delenv("LLMVIEWER_HARDWARE_PATH", raising=False)
     own = ("--hardware-path", str(Path(chip()).parent))
     assert run(capsys, "hardware", *own)[1].count("\nchip ") == 1
@@ -401,7 +401,7 @@ def test_the_option_is_the_variable_for_one_command(capsys, chip, monkeypatch):
     assert run(capsys, "analyze", "gpt2", "chippy")[0] == 2
 
 
-def test_the_option_comes_before_the_variable(capsys, folder, tmp_path):
+def test_option_overrides_the_environment_variable(capsys, folder, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     code, _, err = run(capsys, "hardware", "chippy", "--hardware-path", str(other))
@@ -534,7 +534,7 @@ def test_the_command_drafts_this_machine(capsys):
     assert out.startswith("# Drafted from this machine.")
 
 
-def test_macs_hold_no_more_than_macos_lets_them():
+def test_usable_memory_of_macs_is_limited_by_macos():
     macs = {name: load_hardware(name) for name in hardware_names() if re.match(r"m[1-4](-|$)", name)}
     known = {name for name, mac in macs.items() if "memory.usable" in mac.numbers}
     assert macs.keys() - known == {"m3-ultra"}  # of 512 GB nobody says it
@@ -594,7 +594,7 @@ def test_the_file_in_the_documentation_can_be_used(tmp_path):
     assert analyze("llama-3.1-8b", str(path)).memory.fits
 
 
-def test_a_file_that_ships_is_written_to_begin_with(capsys, tmp_path):
+def test_shipped_hardware_file_is_exported_as_a_template(capsys, tmp_path):
     path = tmp_path / "mine.yaml"
     assert run(capsys, "hardware", "h100", "--format", "yaml", "-o", str(path))[0] == 0
     mine, own = load_hardware(str(path)), load_hardware("h100-sxm")
@@ -630,7 +630,7 @@ def test_no_option_of_hardware_is_dropped(capsys, tmp_path, monkeypatch, given, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_file_that_ships_can_be_begun_with(tmp_path):
+def test_every_shipped_hardware_file_works_as_a_template(tmp_path):
     for name in hardware_names():
         path = tmp_path / "mine.yaml"
         path.write_text(hardware_yaml(name, "mine"))

@@ -48,7 +48,7 @@ def seconds(one, workload=STEP):
         ("", HostPlacement()),
     ],
 )
-def test_placements_are_read_and_written(text, placement):
+def test_host_placements_round_trip(text, placement):
     assert parse_host_placement(text) == placement
     assert parse_host_placement(str(placement)) == placement
     assert str(parse_host_placement("experts")) == "experts"
@@ -160,7 +160,7 @@ def test_a_host_without_room_does_not_fit():
 # Published decode speeds
 
 
-def test_factors_are_those_that_the_fit_gives():
+def test_stored_factors_equal_a_fresh_fit():
     factors = make_cpus.fit([one for one in make_cpus.measured() if one.fitted])
     made = make_cpus.profile()["backends"]
     assert [one["weights"] for one in made] == pytest.approx([factors[title] for title in make_cpus.CLASSES], rel=1e-2)
@@ -186,7 +186,7 @@ def test_no_published_decode_step_beats_the_bound():
             assert 1 / float(row["tokens_per_s"]) >= float(one.decode_plan.time_s(step)), row
 
 
-def test_analyze_expects_what_the_fit_does():
+def test_analyze_uses_the_fitted_factors():
     with make_cpus.ROWS.open() as file:
         row = next(csv.DictReader(file))
     analysis = analyze(row["model"], row["host"], quant=row["quant"], engine="llama.cpp", prompt=64, gen=2,

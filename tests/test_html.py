@@ -228,7 +228,7 @@ def file(page, tmp_path_factory):
 
 @pytest.mark.slow("draws in a browser")
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
-def test_a_browser_shows_the_page_and_asks_for_nothing(browser, file, width, scheme):
+def test_browser_shows_the_page_without_requests(browser, file, width, scheme):
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     tab = context.new_page()
     asked, complaints = [], []

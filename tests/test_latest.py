@@ -128,7 +128,7 @@ def test_dense_layers_look_at_all_keys():
     assert "indexer" not in found
 
 
-def test_the_dialect_of_transformers_says_the_same_of_blocks():
+def test_transformers_config_dialect_gives_the_same_blocks():
     fields = {k: v for k, v in M3.items() if k not in ("sparse_attention_config", "moe_layer_freq")}
     theirs = {
         "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
@@ -429,7 +429,7 @@ def test_layers_of_dots_3_with_a_window_have_latents_of_their_own():
     assert kv_cache_bytes(_graph(DOTS3, use_dsa=False), batch=1, context=50) == latents
 
 
-def test_dots_3_says_the_same_in_both_dialects():
+def test_dots_3_config_dialects_are_equivalent():
     own = {k.removeprefix("swa_"): v for k, v in DOTS3.items() if k.startswith("swa_") and k != "swa_head_dim"}
     own |= {"qk_rope_head_dim": 6, "head_dim": 22}
     kinds = ["indexed_attention"] * 2 + ["sliding_attention"] * 3

@@ -90,7 +90,7 @@ def test_every_option_is_documented(engine):
 @for_each(
     "engine, model, device, options", [(engine, *one) for engine, settings in SETTINGS.items() for one in settings]
 )
-def test_values_are_those_that_the_parser_accepts(engine, model, device, options):
+def test_option_values_are_accepted_by_the_engine_parser(engine, model, device, options):
     command = launch_command(Setting.of(model, device, **options), sequences=16, tokens=4096, engine=engine)
     for option in command.options:
         assert command.server.flags[option.name].accepts(option.value), option

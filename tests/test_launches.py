@@ -49,7 +49,7 @@ def shapes(launch):
     return {key: float(np.max(value)) for key, value in kernel.shapes.items()}
 
 
-def test_linear_layers_that_read_the_same_are_one_product_in_serving_libraries():
+def test_serving_libraries_fuse_linear_layers_with_a_common_input():
     workload = Workload.decode(batch=16, kv_len=1000)
     joint = found("llama-3-8b", workload)
     assert shapes(joint["q_proj", "k_proj", "v_proj"]) == {"M": 16, "N": 4096 + 2 * 1024, "K": 4096, "batch": 1}
@@ -412,7 +412,7 @@ def test_note_names_operators_without_a_measured_kernel():
     assert all(op.expectation_source.startswith("bound only: ") for op in alone)
 
 
-def test_a_library_changes_what_is_expected_and_never_the_bound():
+def test_library_changes_expected_times_but_not_bounds():
     vllm, cublas = (analyze("llama-3-8b", "h100", library=name) for name in ("vllm", "cublas"))
     assert vllm.inputs["library"] == "vllm"
     assert vllm.generation.ttft_s == cublas.generation.ttft_s
@@ -439,7 +439,7 @@ def mine(tmp_path):
     return path
 
 
-def test_profiles_of_ones_own_come_before_those_that_ship(mine):
+def test_user_profiles_rank_before_shipped_ones(mine):
     asked = {"batch": 4, "prompt": 4096}
     own, vllm = (analyze("llama-3-8b", "h100", profiles=files, **asked) for files in ([mine], []))
     sources = {op.name: op.expectation_source for op in own.phases.prefill.operators}
@@ -454,7 +454,7 @@ def test_profiles_of_ones_own_come_before_those_that_ship(mine):
     assert frame.to_frame()["expected_ttft_s"][0] == pytest.approx(own.generation.expected_ttft_s, rel=1e-6)
 
 
-def test_a_profile_that_cannot_be_used_is_an_error_of_one_line(mine, tmp_path, capsys):
+def test_unusable_profile_is_refused_in_one_line(mine, tmp_path, capsys):
     command = ["analyze", "llama-3-8b", "h100", "--profile"]
     assert main([*command, str(mine)]) == 0
     assert "calibrated on h100-sxm mine" in " ".join(capsys.readouterr().out.split())
@@ -510,7 +510,7 @@ def test_fastest_measured_kernel_is_expected_at_each_shape():
     assert covered == pytest.approx(np.where([True, True, False], both, early))  # nothing is known of the other there
 
 
-def test_latency_is_a_regime_and_the_advice_says_what_helps():
+def test_latency_limited_operators_get_their_own_regime_and_advice():
     small, large = (analyze("qwen2.5-0.5b", "h100", batch=batch) for batch in (1, 512))
     regimes = {op.name: op.regime for op in small.phases.decode.operators}
     assert regimes["rope"] == regimes["attention"] == "latency"
@@ -711,7 +711,7 @@ def test_sparse_weights_gain_no_more_than_at_the_bound(phase):
     assert 1.3 < expected < bound
 
 
-def test_few_copies_of_a_token_reach_as_many_experts():
+def test_token_copies_per_rank_reach_as_many_experts():
     """With a fourth of the experts of Mixtral on each device, no token has both of its two on one of them."""
     moe = next(launch for names, launch in found("mixtral-8x7b", Workload.decode(batch=1, kv_len=9),
                layout="tp=4 ep=4").items() if "expert_down_proj" in names)  # fmt: skip

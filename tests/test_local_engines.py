@@ -234,7 +234,7 @@ def test_page_states_the_error_of_each_engine():
 
 
 @pytest.mark.parametrize("name", ["m3", "m3-pro", "m3-ultra", "m4", "m4-pro", "m4-max", "m5-max"])
-def test_macs_whose_cache_is_not_published_have_that_of_a_relative(name):
+def test_macs_without_a_published_cache_use_a_similar_chip(name):
     device = find_device(name)
     assert device.assumed == ("l3.capacity of m3-max",)
     assert device.l2 == find_device("m3-max").l2

@@ -35,7 +35,7 @@ def test_each_model_is_in_the_widest_precision_that_fits(found):
 
 
 @pytest.mark.parametrize("name", first_fast(("qwen3-32b", "gpt-oss-20b", "qwen3-14b"), "each model", 1))
-def test_numbers_are_those_of_an_analysis(found, name):
+def test_numbers_equal_the_analysis(found, name):
     (one,) = (one for one in found.fitting if one.facts.name == name)
     quant = None if one.quant == "published" else one.quant
     shown = analyze(name, "rtx-4090", quant=quant, engine="llama.cpp", prompt=512, gen=2, kv_len=8192)

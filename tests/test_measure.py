@@ -154,7 +154,7 @@ def test_disturbed_launches_do_not_count():
         settled(lambda: TimingSample(1e-5, disturbed=True), 0.01)
 
 
-def test_a_ceiling_is_sought_longer_where_launches_are_disturbed_and_says_so_where_all_are(monkeypatch):
+def test_disturbed_ceiling_launches_are_repeated_and_flagged_if_all_are_disturbed(monkeypatch):
     ticks, launches = count(), count()
     monkeypatch.setattr(timing, "monotonic", lambda: 1e-3 * next(ticks))
 
@@ -197,7 +197,7 @@ def test_disturbed_ceilings_are_reported_and_measured_again(tmp_path):
     again.measure_ceilings(lambda what: pytest.fail("all are known"))
 
 
-def test_a_launch_is_disturbed_where_the_core_went_to_others_for_a_good_part_of_it(monkeypatch):
+def test_preempted_launch_is_marked_as_disturbed(monkeypatch):
     interruptions = count()
     monkeypatch.setattr(timing, "_interruptions", lambda: next(interruptions))
     assert timing.HostClock().sampler([lambda: None])().disturbed
@@ -870,7 +870,7 @@ def test_a_file_is_no_folder(capsys, tmp_path):
 
 
 @pytest.mark.slow("in Triton's interpreter")
-def test_triton_kernels_answer_questions_in_the_interpreter(tmp_path):
+def test_triton_kernels_run_in_the_interpreter(tmp_path):
     """The times mean nothing: the clock is made up, the launches are not."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")

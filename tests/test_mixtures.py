@@ -68,7 +68,7 @@ def test_bits_of_a_weight_are_those_of_an_earlier_table(name):
         ("gpt-oss-20b", "MXFP4_MOE", 11.27),
     ],
 )  # fmt: skip
-def test_a_model_takes_what_llama_bench_prints(name, quant, gib):
+def test_model_size_matches_llama_bench(name, quant, gib):
     """As its users show it: llama 70B, qwen2 7B, qwen3moe 30B.A3B Q4_K - Medium, gpt-oss 20B MXFP4 MoE."""
     model = load_model(name)
     assert bits(model, quant) * model.parameters / 8 / 2**30 == pytest.approx(gib, abs=0.006)
@@ -111,7 +111,7 @@ def test_layers_are_those_of_the_model_whatever_a_device_has_of_it():
     assert part.memory.weight_bytes > whole.memory.weight_bytes / 4
 
 
-def test_what_follows_a_type_is_of_activations_cache_and_parts():
+def test_file_type_accepts_activation_cache_and_per_layer_overrides():
     plain, other = (
         analyze("llama-3.1-8b", "rtx-4090", quant=quant) for quant in ("Q4_K_M", "q4_k_m,A8g32KV8,lm_head=W16A16")
     )
@@ -130,7 +130,7 @@ def test_what_follows_a_type_is_of_activations_cache_and_parts():
         ("Q4_K_M,KV8,KV4", "quantization 'KV4': must be OPERATORS=SCHEME, such as down_proj=W8A16 or layers.0-3=W8A8"),
     ],
 )
-def test_what_contradicts_a_type_is_told(quant, said):
+def test_options_contradicting_a_file_type_are_refused(quant, said):
     with pytest.raises(InputError) as error:
         parse_quantization(quant)
     assert str(error.value) == said

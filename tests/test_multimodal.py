@@ -136,7 +136,7 @@ def test_fields_that_no_encoder_has_are_refused(config, what):
         ("act", "a policy for robots of a kind that is not modelled; give package.module:callable to trace its module"),
     ],
 )
-def test_a_model_of_another_kind_is_refused_with_what_it_is(model_type, what):
+def test_model_of_an_unsupported_kind_is_refused_with_its_kind(model_type, what):
     with pytest.raises(InputError) as error:
         graph_of({"model_type": model_type, "hidden_size": 64})
     assert str(error.value) == f"config.json: model_type: no architecture for {model_type!r}, {what}"
@@ -172,13 +172,13 @@ def test_minicpm_ocr_keeps_four_times_the_tokens_of_a_picture(tmp_path):
     assert tokens["minicpm_ocr"] > 3.5 * tokens["minicpmv4_6"]
 
 
-def test_every_type_of_transformers_is_analyzed_or_said_to_be_of_a_kind():
+def test_every_transformers_type_is_supported_or_classified():
     """Needs transformers, of the extra `oracle`."""
     auto = pytest.importorskip("transformers.models.auto.configuration_auto")
     known = {*model_types(), "xlstm"}
     assert [name for name in auto.CONFIG_MAPPING_NAMES if name not in known and not kind_of(name, known)] == []
 
 
-def test_no_type_that_is_analyzed_is_said_to_be_of_a_kind_that_is_not():
+def test_no_supported_type_is_classified_as_unsupported():
     listed = {name for table in (_KINDS, _LANGUAGE) for names in table.values() for name in names.split()}
     assert not listed.intersection(model_types())

@@ -66,7 +66,7 @@ def test_fused_experts_store_no_intermediate_tensors():
     assert alone.expected_time_s == pytest.approx(sum(op.expected_time_s / op.repeat for op in parts))
 
 
-def test_every_combination_is_there_in_order_and_alike_alone():
+def test_size_combinations_are_ordered_and_equal_each_alone():
     sizes = {"M": [1, 300], "K": [4096, 512], "N": 1024}
     found = llmviewer.kernel("gemm", "b200", sizes)
     assert [tuple(each.sizes.values()) for each in found] == [
@@ -180,7 +180,7 @@ def test_sizes_may_be_of_numpy():
     assert [each.sizes["M"] for each in llmviewer.kernel("gemm", "h100-sxm", sizes)] == [1, 16]
 
 
-def test_json_and_csv_say_the_same(capsys):
+def test_json_and_csv_agree(capsys):
     asked = [
         "kernel",
         "attention",

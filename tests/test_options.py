@@ -83,7 +83,7 @@ def test_offloading_waits_by_a_word_or_by_an_option():
         ({"techniques": "fusion"}, "techniques must be a list of text or a mapping or a Technique; got 'fusion'"),
     ],
 )
-def test_an_option_of_another_type_is_an_error_that_names_it(given, error):
+def test_option_of_the_wrong_type_is_refused_by_name(given, error):
     with pytest.raises(InputError) as raised:
         analyze("gpt2", "l4", **given)
     assert str(raised.value) == error
@@ -94,7 +94,7 @@ def test_an_unknown_option_is_a_type_error_with_the_nearest_name():
         analyze("gpt2", "l4", quat="fp8")
 
 
-def test_inputs_of_a_setting_are_options_that_give_it_again():
+def test_inputs_of_a_setting_reproduce_it():
     given = {"quant": "W4A16g128", "tp": 2, "techniques": ("fusion",), "engine": "vllm", "expert_skew": 0.5}
     setting = Setting.of("mixtral-8x7b", "h100-sxm", **given)
     told = setting.inputs()

@@ -261,13 +261,13 @@ def test_groups_of_heads_are_brought_to_their_rank_before_they_are_joined():
     assert whole["o_a_proj"].inputs[0].width == 64 * 512  # 16 ranks cannot share out 8 groups
 
 
-def test_the_part_of_a_key_that_heads_have_in_common_is_copied():
+def test_shared_rope_key_of_latent_attention_is_replicated():
     ops = _of(_shared("kimi-linear-48b-a3b", tp=4), "mla_sparse")
     assert [t.width for t in ops["kv_a_proj"].outputs] == [512, 64]
     assert [t.width for t in ops["qk_matmul"].inputs] == [8 * 192, 8 * 128, 64]
 
 
-def test_branches_side_by_side_are_added_before_they_are_brought_together():
+def test_parallel_branches_are_summed_before_one_all_reduce():
     ops = _of(_shared("falcon-h1-34b", tp=4), "layer")
     assert [op.name for op in ops.values() if isinstance(op, AllReduce)] == [
         "gated_norm_all_reduce", "mixers_add_all_reduce", "down_proj_all_reduce",
@@ -328,7 +328,7 @@ def _is_a_part(whole, part, tp, *, copies, streams):
 
 
 @for_each("name", one_per_type, fast=few_types)
-def test_stages_do_the_whole_between_them(name):
+def test_pipeline_stages_sum_to_the_model(name):
     whole = load_model(name).graph
     tied = sum(b.repeat * w.numel for b, op in whole for w in op.weights if w.tied)
     for pp in (2, 3):
@@ -352,7 +352,7 @@ def test_stages_do_the_whole_between_them(name):
 @pytest.mark.parametrize(
     "degrees", [{"tp": 8, "ep": 8}, {"tp": 8, "ep": 4}, {"dp": 8, "ep": 8}, {"tp": 2, "dp": 8, "ep": 16}]
 )
-def test_ranks_have_all_experts_between_them(degrees):
+def test_expert_parallel_ranks_hold_all_experts(degrees):
     whole, part = load_model("qwen3-30b-a3b").graph, _shared("qwen3-30b-a3b", **degrees)
     layout = Layout(**degrees)
 
@@ -415,7 +415,7 @@ def test_copies_that_pass_on_inside_are_counted_one_by_one(skew):
         )
 
 
-def test_tokens_do_not_travel_to_ranks_that_have_them():
+def test_no_all_to_all_when_ranks_share_their_tokens():
     assert not [op for _, op in _shared("mixtral-8x7b", tp=8, ep=8) if isinstance(op, AllToAll)]
 
 

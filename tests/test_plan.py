@@ -262,7 +262,7 @@ def test_recommended_plan_meets_its_targets_in_simulation():
     assert mean.best.usd_per_h <= found.best.usd_per_h
 
 
-def test_a_candidate_that_misses_when_simulated_comes_again_with_more_replicas():
+def test_candidate_missing_targets_in_simulation_retries_with_more_replicas():
     found = plan("llama-3.1-8b", rate=20, tpot=0.03, hardware=["l40s"], quants=["fp8"], layouts=[""], max_devices=64)
     first = found.within_targets[0]
     runs = []
@@ -413,7 +413,7 @@ def test_repr_of_a_plan_is_short(found):
     assert repr(found).startswith("Serving Llama 3.1 70B: 4 requests/s")
 
 
-def test_the_most_that_a_device_serves_is_what_its_memory_allows():
+def test_maximum_rate_of_a_device_is_limited_by_memory():
     found = plan("llama-3.1-70b", hardware=["l40s"], quants=["fp8"], layouts=["", "tp=2"], rate=200, bound=True)
     (one,) = found.rejected
     setting = Setting.of("llama-3.1-70b", "l40s", quant="fp8", layout="tp=2")  # one device has no room for the weights
@@ -575,7 +575,7 @@ ASKED = [
 
 
 @pytest.mark.slow("plans over many settings")
-def test_what_has_no_room_is_worked_out_no_further_than_matters(monkeypatch):
+def test_placements_too_large_for_memory_do_not_change_the_plan(monkeypatch):
     asked = {"hardware": ["t4", "l4", "rtx-4090", "h100-sxm", "trainium1"], "max_devices": 8, **GOALS}
     found = plan("llama-3.1-70b", **asked)
     whole, tried = search.placements, []

@@ -49,7 +49,7 @@ def test_the_generation_is_its_phases_by_their_time():
         assert sum(shifts(analysis, name).values()) == pytest.approx(1)
 
 
-def test_the_document_and_the_report_have_it():
+def test_document_and_report_state_the_precision_effect():
     analysis = analyze("llama-2-7b", "a100-sxm-80gb", quant="W8A8")
     first = analysis.to_dict()["precision_effect"]["prefill"]["shifts"][0]
     assert (first["before"], first["after"]) == ("compute", "compute")

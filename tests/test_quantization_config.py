@@ -231,7 +231,7 @@ def test_weights_alone_are_multiplied_in_the_models_format(load):
     assert formats["lm_head", None] == ("bf16", "bf16")
 
 
-def test_a_precision_that_is_asked_for_replaces_the_published_one(load):
+def test_requested_precision_replaces_the_published_one(load):
     model = load(FP8)
     assert weight_bytes(_graph(model, "W4A16")) == WIDE + LAYERS * (ATTENTION + MLP) / 2
     assert weight_bytes(_graph(model, "W16A16")) == WIDE + LAYERS * (ATTENTION + MLP) * 2

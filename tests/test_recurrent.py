@@ -322,7 +322,7 @@ HYENA = {
 }  # fmt: skip
 
 
-def test_dialects_of_kimi_linear_say_the_same():
+def test_kimi_linear_config_dialects_are_equivalent():
     checkpoint = {key: value for key, value in KIMI.items() if not key.startswith(("linear", "n_shared", "num_local"))}
     checkpoint |= {"num_experts": 8, "num_experts_per_token": 2, "num_shared_experts": 2}
     del checkpoint["num_experts_per_tok"]
@@ -331,7 +331,7 @@ def test_dialects_of_kimi_linear_say_the_same():
     assert built(BF16, **checkpoint) == built(BF16, **KIMI)
 
 
-def test_dialects_of_rwkv_6_say_the_same():
+def test_rwkv_6_config_dialects_are_equivalent():
     fields = {"model_type": "rwkv6", "vocab_size": 300, "hidden_size": 4096, "num_hidden_layers": 2}
     ranks = {"num_heads": 64, "proj_low_rank_dim": 64, "gate_low_rank_dim": 128, "hidden_ratio": 3.5}
     assert built(BF16, **fields, **ranks) == built(BF16, **fields, head_size=64)

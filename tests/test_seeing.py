@@ -518,7 +518,7 @@ def test_text_and_pictures_are_two_launches_of_experts(tmp_path):
     assert found.memory.weight_bytes < 0.6 * 2 * found.model.parameters
 
 
-def test_audio_segments_use_the_images_option(tmp_path):
+def test_audio_clips_use_the_images_option(tmp_path):
     config = {"model_type": "qwen2_audio", "torch_dtype": "bfloat16", "audio_config": {}, "text_config": {}}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     two, none = (analyze(str(tmp_path), "h100-sxm", prompt=2000, gen=4, images=n) for n in (2, 0))

@@ -71,7 +71,7 @@ def test_one_token_is_there_with_the_prefill(steps, policy):
     assert found.usage.decoding_s == 0
 
 
-def test_a_long_prompt_is_in_the_way_of_a_short_one_first_come_first_served(steps):
+def test_long_prompt_blocks_short_ones_without_chunked_prefill(steps):
     """Head-of-line blocking: whole prompts block decodes, chunked prefill does not."""
     requests = traffic((0, 100, 200), (0.1, 60_000, 2), (0.11, 100, 2))
     whole = served(steps, requests, "prefill-first")
@@ -114,7 +114,7 @@ def test_static_batches_end_together_and_are_padded(steps):
     assert found.finish_s[1] == pytest.approx(found.finish_s[0] + read + decode)
 
 
-def test_a_batch_is_no_larger_than_asked(steps):
+def test_running_batch_never_exceeds_the_limit(steps):
     requests = traffic(*((0, 100, 50) for _ in range(10)))
     found = served(steps, requests, max_batch=4)
     for moment in found.start_s:
@@ -430,7 +430,7 @@ def test_prefill_workers_must_hold_the_weights():
         simulate("llama-3.1-8b", "h100-sxm", rate=1, readers=1, prefill_hardware="rtx-3080")
 
 
-def test_copies_share_the_requests():
+def test_replicas_share_the_requests():
     one, two = (
         simulate("llama-3.1-8b", "h100-sxm", rate=40, requests=600, copies=copies, bound=True, **LENGTHS)
         for copies in (1, 2)
@@ -490,7 +490,7 @@ def test_prefill_workers_have_a_layout_of_their_own():
         ("lognormal:p90=3000,p99=9000", None, {90: 3000, 99: 9000}),
     ],
 )
-def test_lengths_have_the_moments_that_were_asked_for(text, mean, quantiles):
+def test_drawn_lengths_have_the_requested_moments(text, mean, quantiles):
     found = parse_lengths(text, "prompt_lengths")
     drawn = found.draw(np.random.default_rng(3), 100_000)
     assert drawn.min() >= 1
@@ -627,7 +627,7 @@ def test_published_lengths_have_the_percentiles_that_were_published(preset):
     assert "arXiv:" in known.source
 
 
-def test_burstgpt_is_read_as_it_is(tmp_path):
+def test_burstgpt_files_are_read_unchanged(tmp_path):
     path = tmp_path / "burst.csv"
     path.write_text(
         "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,API log\n"
@@ -769,7 +769,7 @@ def test_mistakes_get_one_line(capsys, tmp_path, monkeypatch, options, said):
     assert not list(tmp_path.iterdir())
 
 
-def test_techniques_that_change_what_a_step_does():
+def test_techniques_that_change_steps_are_simulated_and_those_that_change_passes_refused():
     plain, sparse = (
         simulate("llama-3.1-8b", "h100-sxm", rate=5, requests=50, techniques=techniques, bound=True)
         for techniques in ((), ["sparsity"])
@@ -934,7 +934,7 @@ def test_an_engine_holds_prompts_back_for_ranks_that_wait():
         assert parse_policy(policy) == found.policy
 
 
-def test_ranks_that_do_not_wait_for_each_other_are_copies():
+def test_independent_ranks_equal_replicas():
     asked = {"rate": 12, "requests": 400, "seed": 3, "bound": True, **LENGTHS}
     ranks = simulate("llama-3.1-8b", "h100-sxm", layout="dp=2", **asked)
     copies = simulate("llama-3.1-8b", "h100-sxm", copies=2, **asked)
@@ -1084,7 +1084,7 @@ def test_bounds_alone():
     assert found.unknown == ""
 
 
-def test_a_library_changes_what_is_expected_and_never_the_bound():
+def test_library_changes_expected_times_but_not_bounds():
     one, other = (
         simulate("llama-3.1-8b", "h100-sxm", rate=5, requests=50, library=name) for name in ("vllm", "cublas")
     )
@@ -1112,7 +1112,7 @@ def test_progress_counts_finished_requests_up_to_all(bound, copies):
     assert told[-1] == (every, every)
 
 
-def test_a_long_simulation_tells_how_far_it_is(monkeypatch, capsys):
+def test_long_simulation_prints_progress(monkeypatch, capsys):
     monkeypatch.setattr("llmviewer.cli.progress._FIRST_LINE_S", 0)
     monkeypatch.setattr("llmviewer.cli.progress._LINE_INTERVAL_S", 0)
     assert main(["simulate", "llama-68m", "h100-sxm", "--rate", "50", "--requests", "20", "--gen-lengths", "8"]) == 0
@@ -1124,7 +1124,7 @@ def test_a_long_simulation_tells_how_far_it_is(monkeypatch, capsys):
     ("given", "last"),
     [(("--concurrency", "1,2"), "2 of 2 points done"), (("--rate", "max"), r"\d,\d{3} of 2,\d{3} requests done")],
 )
-def test_further_simulations_tell_how_far_they_are(monkeypatch, capsys, given, last):
+def test_sweeps_of_simulations_print_progress(monkeypatch, capsys, given, last):
     monkeypatch.setattr("llmviewer.cli.progress._FIRST_LINE_S", 0)
     monkeypatch.setattr("llmviewer.cli.progress._LINE_INTERVAL_S", 0)
     more = ("--max-batch", "4", "--gen-lengths", "8") + (("--requests", "20") if "1,2" in given else ())

@@ -92,7 +92,7 @@ def test_passes_of_an_answer_by_brute_force(leaves, tokens):
     assert mean_passes(tokens, leaves) == pytest.approx(np.mean(drawn.passes) - 1, rel=0.02, abs=1e-9)
 
 
-def test_the_same_requests_grow_alike_at_the_bound_and_as_expected_and_by_the_seed_alone():
+def test_accepted_tokens_depend_on_the_seed_alone():
     first, again, other = (
         simulate(MODEL, DEVICE, rate=1, requests=20, techniques=[DRAFT], seed=seed) for seed in (1, 1, 2)
     )
@@ -431,9 +431,7 @@ PUBLISHED = [  # model, device, degrees, draft, batch, published speed-up, expec
 
 
 @pytest.mark.parametrize(("model", "device", "degrees", "draft", "batch", "published", "documented"), PUBLISHED)
-def test_speed_ups_of_deployed_drafts_beside_published_ones(
-    model, device, degrees, draft, batch, published, documented
-):
+def test_deployed_draft_speedups_match_published_ones(model, device, degrees, draft, batch, published, documented):
     asked = {"engine": "sglang", "batch": batch, "prompt": 256, "gen": 512, **degrees}
     plain, drafted = (
         analyze(model, device, techniques=some, **asked).generation.expected_tpot_s for some in ([], [draft])

@@ -125,7 +125,7 @@ def same(one, other):
 # What is written, and what is wrong with it.
 
 
-def test_a_technique_reads_as_it_is_written():
+def test_technique_text_round_trips():
     for name in techniques():
         one = parse_technique(written(name))
         assert parse_technique(str(one)) == one
@@ -236,7 +236,7 @@ def test_user_techniques_may_be_redefined_and_must_declare_kind_and_requirement(
         parse_techniques([of(**whole)()])
 
 
-def test_hooks_of_plugins_work_under_their_names_of_the_last_release(monkeypatch):
+def test_deprecated_plugin_hook_names_work_with_a_warning(monkeypatch):
     monkeypatch.setattr("llmviewer.techniques._KINDS", {})
     with pytest.warns(DeprecationWarning, match=r"^llmviewer\.techniques\.Touches is now Requirement$"):
         old_enum = import_module("llmviewer.techniques").Touches
@@ -253,7 +253,7 @@ def test_hooks_of_plugins_work_under_their_names_of_the_last_release(monkeypatch
         setting(kind())
 
 
-def test_a_technique_stands_once_and_in_a_list():
+def test_techniques_are_a_list_without_duplicates():
     with pytest.raises(InputError, match=r"^sparsity is given twice; give it once, with all its parameters$"):
         parse_techniques(["sparsity", "sparsity:n=1"])
     with pytest.raises(InputError, match=r"^techniques must be a list, such as \['sparsity'\]; got 'sparsity'$"):
@@ -277,7 +277,7 @@ def test_documentation_page_is_generated_from_the_techniques():
 # The command line, and files.
 
 
-def test_the_command_line_lists_them_and_shows_one(capsys):
+def test_techniques_command_lists_all_and_shows_one(capsys):
     assert main(["techniques"]) == 0
     listed = capsys.readouterr().out
     assert all(f"  {name} " in listed for name in techniques())
@@ -570,7 +570,7 @@ def test_host_launches_layers_that_any_token_runs():
     assert skipped[1] - skipped[0] == pytest.approx(16 * each * 0.75e-3)
 
 
-def test_the_draft_is_held_beside_the_model():
+def test_draft_model_weights_are_counted_in_memory():
     sizes = {"batch": 3, "prompt": 100, "gen": 28}
     weights, cached, _ = setting(SPECULATIVE).footprint.parts(**sizes)
     own = setting().footprint.parts(**sizes)
@@ -944,7 +944,7 @@ def test_a_compressed_prompt_is_a_shorter_one():
     assert parts == setting().footprint.parts(prompt=100, **asked)
 
 
-def test_the_scorer_reads_all_of_it():
+def test_prompt_compression_scorer_prefills_the_whole_prompt():
     scored = setting("prompt-compression:ratio=0.5,scorer=llama-68m").schedule(batch=1, prompt=400, gen=2)
     small = Setting.of("llama-68m", A100, quant="W16A16")
     plain = setting("prompt-compression:ratio=0.5").schedule(batch=1, prompt=400, gen=2)
@@ -958,7 +958,7 @@ def test_passages_make_a_prompt_longer():
     assert found.latency_s == setting().schedule(batch=1, prompt=700, gen=9).latency_s
 
 
-def test_a_prefix_that_is_there_is_not_read_again():
+def test_cached_prefix_is_not_prefilled():
     found = setting("prefix-cache:hit=0.75")
     chunk = setting().plan.time_s(Workload.chunk(batch=2, chunk=100, past=300))
     assert found.schedule(batch=2, prompt=400, gen=1).ttft_s == chunk
@@ -978,7 +978,7 @@ def test_a_prefix_that_is_there_is_not_read_again():
         ("best-of:n=4+rag:passages=1,tokens=400", 600 + 2 * 200 + 8 * 8),
     ],
 )
-def test_several_answers_to_prompts_that_begin_alike_hold_the_beginning_once(other, tokens):
+def test_outputs_with_a_common_prefix_store_it_once(other, tokens):
     """300 tokens of both prompts, the other 100 of each, and what each answer has by itself."""
     asked = ("prefix-cache:hit=0.75", *other.split("+"))
     for order in (asked, asked[::-1]):
@@ -1126,7 +1126,7 @@ def test_adapters_beside_each_matrix(batch, adapters):
 
 
 @pytest.mark.parametrize("technique", ["lora:rank=8", "low-rank:rank=8"])
-def test_several_targets_are_each_of_them(technique):
+def test_several_targets_sum_the_single_ones(technique):
     bare, *alone, both = (
         weight_bytes(setting(*asked).graph)
         for asked in ((), *((f"{technique},targets={t}",) for t in ("q_proj", "v_proj", "q_proj+v_proj")))

@@ -514,7 +514,7 @@ def nsys(launches, unit="ns", scale=1e3):
 
 
 @pytest.mark.parametrize(("unit", "scale"), [("ns", 1e3), ("us", 1.0), ("ms", 1e-3)])
-def test_nsight_systems_tells_the_same(tmp_path, unit, scale):
+def test_nsight_systems_csv_equals_the_trace(tmp_path, unit, scale):
     launches = list(laid([LAYER] * 5))
     (tmp_path / "t.csv").write_text(nsys(launches, unit, scale))
     files = (written(tmp_path / "t.gz", launches), tmp_path / "t.csv")

@@ -60,7 +60,7 @@ def analysis(run):
 
 
 @pytest.mark.parametrize(("phase", "passes"), [("prefill", 1), ("decode", WRITTEN - 2)])
-def test_a_trace_of_a_cpu_goes_through_end_to_end(run, analysis, phase, passes):
+def test_cpu_trace_is_analyzed_end_to_end(run, analysis, phase, passes):
     """The last decode step has no known end and is left out."""
     found = timeline(run[1], analysis, phase=phase)
     assert (found.passes.passes, found.passes.others) == (passes, WRITTEN - passes)

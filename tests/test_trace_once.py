@@ -109,7 +109,7 @@ def test_matrix_ops_equal_to_the_digit(pair):
     assert (matrix_ops(traced.graph, w) == flops) == (ours.model_type != "clip_text_model")
 
 
-def test_it_runs_once_as_the_architecture_does(pair):
+def test_traced_encoder_equals_the_architecture(pair):
     traced, ours, _, _ = pair
     assert (traced.generates, ours.generates) == (False, False)
     assert traced.kv_bytes_per_token == 0
@@ -510,7 +510,7 @@ def test_a_picture_is_analyzed_as_the_architecture_has_it():
     assert "vit does not generate: it runs one pass over the prompt and no decode steps" in one.notes
 
 
-def test_a_mask_that_is_a_tensor_is_as_one_that_a_module_says():
+def test_tensor_mask_equals_an_is_causal_flag():
     """The eager attention of transformers adds a mask tensor; the other sets is_causal."""
     config = transformers.CLIPTextConfig(**TEXT)
     kinds = []

@@ -198,7 +198,7 @@ def test_intervals_are_of_devices_as_near():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_intervals_from_another_maker_are_those_within_one_to_a_power(name):
+def test_cross_vendor_intervals_are_a_power_of_same_vendor_ones(name):
     within, across = (transfer_errors()[name, "all", near] for near in ("same maker", "others"))
     powers = np.log([*across.short, *across.long]) / np.log([*within.short, *within.long])
     assert powers == pytest.approx(powers[0], rel=5e-3)  # of four digits

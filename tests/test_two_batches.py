@@ -208,7 +208,7 @@ def test_a_step_of_one_token_has_no_halves():
     assert own.decoding_s([(1, 50.0)] * 16) == pytest.approx(plain.decoding_s([(1, 50.0)] * 16))
 
 
-def test_a_plan_is_near_a_simulation_of_it():
+def test_plan_matches_its_simulation():
     asked = {
         "rate": 7,  # which leaves each rank about four sequences: of one, nothing is cut
         "ttft": 20,

@@ -247,7 +247,7 @@ def test_synonyms_in_tables_are_equivalent(tmp_path, row, column, here, elsewher
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_all_columns_come_back_as_they_were(tmp_path, profile, suffix):
+def test_columns_survive_a_round_trip(tmp_path, profile, suffix):
     """An index is columns, what it may be called included; a version is no number; files may differ in a column."""
     paths, out = (tmp_path / "first.parquet", tmp_path / "second.csv"), tmp_path / f"out{suffix}"
     rows = table(3)

@@ -90,7 +90,7 @@ VALUES = st.fixed_dictionaries(
 
 
 @given(VALUES)
-def test_a_link_gives_the_state_that_it_was_made_of(values):
+def test_links_round_trip_the_state(values):
     asked = State.of(values)
     again, notices = State.of_link(asked.link)
     assert again == asked
@@ -222,7 +222,7 @@ def test_link_errors_use_the_labels_of_the_page():
         ("model=gpt2&images=3&mtp=1&batch=7", "?model=gpt2&batch=7", ["mtp: mtp: gpt2 has no", "images: images must"]),
     ],
 )  # fmt: skip
-def test_a_field_of_a_link_that_cannot_be_used_leaves_the_others(query, then, told):
+def test_invalid_link_field_leaves_the_others(query, then, told):
     found, notices = State.of_link(query)
     shown, more = results.nearest_valid(found)
     assert shown.link == then
@@ -365,7 +365,7 @@ ASKED = [
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=lambda s: s.link or "usual")
-def test_answers_are_those_of_analyze(asked):
+def test_results_equal_those_of_analyze(asked):
     found = results.device_results(asked)
     for one, name in zip(found, asked.on, strict=True):
         expected = analyze(
@@ -410,7 +410,7 @@ def test_operators_that_are_alike_in_several_blocks_are_one():
 
 
 @pytest.mark.parametrize("on", ["on=l4|h100-sxm", "on=l4,h100-sxm", "on=l4&on=h100-sxm"])
-def test_a_link_that_a_hand_writes_names_devices_as_it_likes(on):
+def test_hand_written_links_accept_device_aliases(on):
     assert State.of_link(f"?batch=2&batch=4&{on}") == (State(batch=4, on=("l4", "h100-sxm")), ())
 
 
@@ -778,7 +778,7 @@ def test_the_style_knows_the_colours_that_figures_are_drawn_in():
         assert f': {colour}"]' in style
 
 
-def test_the_page_comes_with_a_policy_and_asks_nothing_of_another_host(client):
+def test_page_has_a_content_security_policy_and_loads_from_its_own_host_only(client):
     response = client.get("/")
     assert "default-src 'self'" in response.headers["Content-Security-Policy"]
     assert not re.findall(r'(?:src|href)="(?!/)', response.text)

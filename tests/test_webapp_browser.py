@@ -400,7 +400,7 @@ def test_model_search_ranks_the_best_match_first(page, server):
         page.wait_for_selector(".dash-dropdown-option", state="detached")
 
 
-def test_a_list_that_is_not_searched_any_more_is_as_it_was(page, server):
+def test_clearing_a_search_restores_the_list(page, server):
     open_page(page, f"{server}{PLAIN}")
     listed = options.model_options(())
     found = page.evaluate(

@@ -118,7 +118,7 @@ def test_pins_are_limited_in_number_and_length():
         assert notices[0].startswith("link: pins: must ")
 
 
-def test_numbers_are_those_of_analyze():
+def test_numbers_equal_those_of_analyze():
     settings, problems = compare.compared_settings(device_results(W4), W4)
     assert problems == ()
     heads, *lines = compare.numbers_table(settings)
@@ -232,7 +232,7 @@ def test_explanation_compares_the_chosen_decode_step():
     ],
     ids=str,
 )
-def test_names_say_what_sets_settings_apart(changes, names):
+def test_names_state_the_differences_between_settings(changes, names):
     *pinned, now = (State(**one) for one in changes)
     state = replace(now, pins=tuple(one.pin_link(one.on[0]) for one in pinned))
     assert [one.name for one in compare.compared_settings(device_results(state), state)[0]] == names

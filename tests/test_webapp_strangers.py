@@ -249,7 +249,7 @@ def test_a_hosted_page_takes_its_hosts_from_the_environment(monkeypatch):
         assert [client.get("/", headers={"Host": host}).status_code for host in asked] == statuses
 
 
-def test_every_answer_has_headers_that_keep_others_out(server):
+def test_every_response_has_security_headers(server):
     for path in ("/", "/_dash-layout", "/nothing", "/assets/page.js"):
         with server.client.get(path) as response:
             headers = response.headers

@@ -51,7 +51,7 @@ def _page(part):
     return json.dumps(part.to_plotly_json(), default=lambda c: c.to_plotly_json())
 
 
-def test_errors_are_those_of_the_profiles():
+def test_error_table_equals_the_errors_of_the_profiles():
     found = device_results(State(on=("h100-sxm", "l4")))
     fits = [kernel_fit for kernel_fit in index().fits if kernel_fit.device == "h100-sxm"]
     rows = validation.profile_rows(found)

@@ -19,7 +19,7 @@ from .expectation.expected import ExpectedPass, Interval
 from .expectation.kernels import Kernels
 from .expectation.library import check_library
 from .expectation.profile import Profile, read_profiles
-from .expectation.whole_passes import backend_of
+from .expectation.whole_passes import HOST_ENGINE, backend_of
 from .forms import Num
 from .graph import Graph
 from .lowering import Lowering
@@ -58,6 +58,7 @@ class ChangedOptions(TypedDict, total=False):
     tp: int
     layout: str
     offload: str
+    on_host: str
     techniques: Sequence[str | Technique]
     library: str
 
@@ -163,6 +164,10 @@ class Setting:
         """
         if self.host and self.layout.devices > 1:
             raise InputError("host: launches run on the host of one device; leave out parallelism")
+        if self.host and self.engine and self.engine.name != HOST_ENGINE:
+            raise InputError(
+                f"host: {self.engine.title} computes nothing on the host; leave out engine, or use {HOST_ENGINE}"
+            )
         if self.host and self.accounting is Accounting.SURVEY:
             raise InputError("host: is not supported in survey accounting; use faithful")
         for one in self.techniques:
@@ -183,7 +188,7 @@ class Setting:
     @property
     def streams_prompts(self) -> bool:
         """Whether weights of launches on the host are fetched for prompts, as the engine does."""
-        return self.host is not None and self.engine is not None and self.engine.name == "llama.cpp"
+        return self.host is not None and self.engine is not None and self.engine.name == HOST_ENGINE
 
     @cached_property
     def lowering(self) -> Lowering:
@@ -351,6 +356,8 @@ class Setting:
             changed["layout"] = parse_layout(options["layout"])
         if "offload" in options:
             changed["offload"] = parse_offload(options["offload"])
+        if "on_host" in options:
+            changed["placement"] = parse_host_placement(options["on_host"])
         if "techniques" in options:
             changed["techniques"] = parse_techniques(options["techniques"])
             changed["unnamed"] = None if quant else self.unnamed  # a precision replaces that of a technique

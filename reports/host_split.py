@@ -23,13 +23,20 @@ def headline(result: HostSplit) -> str:
     subject = f"batch {request.batch}, prompt {request.prompt}, {request.gen} generated"
     best = result.best
     if best is None:
-        return f"{title(result)}: {subject}. Does not fit with any number of layers on the host."
+        largest = max(one.host_bytes for one in result.points)
+        host = f" The host has {si(result.host.capacity)}B, and needs {si(largest)}B." if _lacks_host(result) else ""
+        return f"{title(result)}: {subject}. Does not fit with any number of layers on the host.{host}"
     where = f"--on-host {best.on_host}" if best.layers else "all of it on the device"
     return (
         f"{title(result)}: {subject}. Fastest that fits: {where}, {_rate(best)}, "
         f"{si(best.device_bytes)}B of {si(best.evaluation.capacity_bytes)}B on the device, {si(best.host_bytes)}B of "
         f"{si(result.host.capacity)}B on the host."
     )
+
+
+def _lacks_host(result: HostSplit) -> bool:
+    """Whether the memory of the host is what rules out a split that has room on the device."""
+    return any(one.device_bytes <= one.evaluation.capacity_bytes and not one.fits_host for one in result.points)
 
 
 def _rate(point: SplitPoint) -> str:
@@ -63,7 +70,7 @@ def _row(one: SplitPoint) -> tuple[Item, ...]:
     step_s = sum(sides)
     return (
         Item(text=str(one.layers), key=one.layers),
-        Item(text="yes" if one.fits else "no", alarm=not one.fits),
+        Item(text="yes" if one.fits else "not the host" if not one.fits_host else "no", alarm=not one.fits),
         Item(text=f"{si(one.device_bytes)}B", key=one.device_bytes),
         Item(text=f"{si(one.host_bytes)}B", key=one.host_bytes),
         time_item(float(bounds.ttft_s)),

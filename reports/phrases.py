@@ -32,6 +32,8 @@ def headline(analysis: Analysis) -> str:
     request, options = analysis.request, analysis.inputs
     generated = f"{request.gen} generated, " if request.gen else ""
     offload = f", offloaded {options['offload']}" if options["offload"] else ""
+    if analysis.setting.host:
+        offload += f", {options['on_host']} on {analysis.setting.host.title}"
     techniques = f", with {' and '.join(options['techniques'])}" if options["techniques"] else ""
     return (
         f"{subject(analysis)}: {batch(analysis)}, prompt {request.prompt}, {generated}{precision(analysis)}, "

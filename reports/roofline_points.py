@@ -12,6 +12,7 @@ from llmviewer.analyzing.phases import OperatorResult, Phase
 from llmviewer.devices.hardware import Hardware
 from llmviewer.records import frozen
 from llmviewer.resource import Resource, Unit
+from llmviewer.transforms.offload import HOST
 from llmviewer.units import seconds, si
 
 from .operator_table import number, operator_id
@@ -49,11 +50,18 @@ def roofs(phase: Phase, device: Hardware) -> list[Roof]:
     """The roof of the unit with most of the OPs, then those of other working units with another peak."""
     ops: dict[Resource, float] = {}
     for op in phase.operators:
+        if is_on_host(op):
+            continue
         unit = Resource(Unit(op.compute_unit), op.compute_dtype)
         ops[unit] = ops.get(unit, 0) + op.ops
     ranked = sorted((unit for unit in ops if ops[unit]), key=ops.__getitem__, reverse=True)
     main, *others = (Roof.of(device, unit) for unit in ranked)
     return [main, *(roof for roof in others if roof.rate != main.rate)]
+
+
+def is_on_host(op: OperatorResult) -> bool:
+    """Whether the host runs an operator, whose roof is another."""
+    return op.limited_by.partition(" ")[2].startswith(HOST)
 
 
 @frozen(kw_only=True)
@@ -144,7 +152,7 @@ def points(phase: Phase) -> list[RooflinePoint]:
     """The operators with OPs that are not bound by a link, coinciding ones as one, the largest share of time first."""
     groups: list[RooflinePoint] = []
     for op in phase.operators:
-        if op.ops and op.bound != "link":
+        if op.ops and op.bound != "link" and not is_on_host(op):
             home = next((i for i, point in enumerate(groups) if point.alike(op)), None)
             if home is None:
                 groups.append(RooflinePoint(operators=(op,)))
@@ -159,6 +167,7 @@ def about(phase: Phase) -> str:
     without = {
         "no OPs": joined(op.name for op in phase.operators if not op.ops and op.bound != "link"),
         "on the link": joined(op.name for op in phase.operators if op.bound == "link"),
+        "on the host": joined(op.name for op in phase.operators if op.ops and is_on_host(op)),
     }
     left_out = ", ".join(f"{names} ({why})" for why, names in without.items() if names)
     time = seconds(phase.total.bound_time_s)

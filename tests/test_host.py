@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from llmviewer.analyzing.analysis import analyze
+from llmviewer.comparing.host_split import split
 from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
 from llmviewer.memory import weight_bytes
+from llmviewer.reports.analysis import REPORT as ANALYSIS
+from llmviewer.reports.host_split import REPORT as SPLIT
 from llmviewer.setting import Setting
 from llmviewer.transforms.host import HostPlacement, parse_host_placement
 from llmviewer.workload import Workload
@@ -54,7 +57,9 @@ def test_host_placements_round_trip(text, placement):
     assert str(parse_host_placement("experts")) == "experts"
 
 
-@pytest.mark.parametrize("text", ["expert", "experts=-1", "experts=1.5", "experts=2,experts=3", "experts=", "=3"])
+@pytest.mark.parametrize(
+    "text", ["expert", "experts=0", "experts=-1", "experts=1.5", "experts=2,experts=3", "experts=", "=3"]
+)
 def test_other_placements_are_refused(text):
     with pytest.raises(InputError, match=r"^on_host .*: must be layers, experts or attention"):
         parse_host_placement(text)
@@ -204,3 +209,40 @@ def test_host_weights_are_never_fetched():
     assert all(
         not row.operator.transfers for row in rows(both) if row.operator.on_host and row.operator.kind != "transfer"
     )
+
+
+def test_engines_without_host_kernels_are_refused():
+    with pytest.raises(InputError, match="vLLM computes nothing on the host"):
+        setting("gpt-oss-20b", "experts", quant=None, engine="vllm")
+
+
+def test_one_more_layer_on_the_host_is_what_fits():
+    analysis = analyze("qwen3-30b-a3b", "rtx-2080", quant="Q4_K_M", engine="llama.cpp", host="core-i9-10900x",
+                       on_host="experts=31")  # fmt: skip
+    assert not analysis.memory.fits
+    assert "fits with --on-host experts=34" in " ".join(str(analysis).split())
+
+
+def test_the_launch_command_places_what_the_host_computes():
+    options = {"quant": "Q4_K_M", "engine": "llama.cpp", "host": CPU}
+    experts = str(analyze("qwen3-30b-a3b", "rtx-4090", on_host="experts=36", **options))
+    assert "--n-gpu-layers all --n-cpu-moe 36" in " ".join(experts.replace("\\\n", "").split())
+    layers = str(analyze("llama-3.1-8b", "rtx-4090", on_host="layers=20", **options))
+    assert "--n-gpu-layers 13 " in " ".join(layers.replace("\\\n", "").split())
+
+
+def test_pages_have_the_roofline_of_the_device_and_the_split():
+    analysis = analyze("llama-3.1-8b", "rtx-4090", quant="W8A8", host="core-i9-10900x", on_host="layers=4")
+    assert "on the host" in ANALYSIS.html(analysis)
+    result = split("llama-3.1-8b", "rtx-2080", host=CPU, bound=True)
+    assert "Fastest that fits" in SPLIT.html(result)
+    rows = list(result.rows())
+    assert [row["layers"] for row in rows] == sorted(row["layers"] for row in rows)
+    assert result.best.fits
+    assert result.to_dict()["best"] == result.best.on_host
+
+
+def test_a_split_says_that_the_host_lacks_memory():
+    result = split("gpt-oss-120b", "rtx-4090", host=CPU, host_set=("memory.capacity=32GiB",), bound=True)
+    assert result.best is None
+    assert "The host has 34.4 GB" in SPLIT.headline(result)

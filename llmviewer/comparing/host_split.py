@@ -51,6 +51,11 @@ class SplitPoint:
         return bool(self.evaluation.fits)
 
     @property
+    def fits_host(self) -> bool:
+        """Whether the host has room for its part."""
+        return self.evaluation.memory.fits_host
+
+    @property
     def device_bytes(self) -> float:
         return float(self.evaluation.memory_bytes)
 
@@ -100,6 +105,13 @@ class HostSplit(Rows):
         """The fastest split that fits; None if none does."""
         return min((one for one in self.points if one.fits), key=lambda one: one.tpot_s, default=None)
 
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The inputs of the JSON document."""
+        setting = self.points[0].evaluation.setting
+        fixed = {"on_host": "", "host": self.host.name, "host_set": tuple(self.host.changes), "part": self.part}
+        return {**self.request.inputs(), **setting.inputs(), **fixed}
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """A row for each number of layers, in SI units."""
         for one in self.points:
@@ -125,7 +137,7 @@ class HostSplit(Rows):
             "model": describe_model(self.model),
             "hardware": describe_hardware(self.hardware),
             "host": describe_hardware(self.host),
-            "inputs": {**self.request.inputs(), **self.points[0].evaluation.setting.inputs(), "part": self.part},
+            "inputs": self.inputs,
             "best": self.best.on_host if self.best else None,
             "points": list(self.rows()),
         })  # fmt: skip

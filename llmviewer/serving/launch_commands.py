@@ -301,6 +301,8 @@ def launch_command(setting: Setting, *, sequences: int, tokens: int, engine: str
     ]
     if setting.offload != ON_DEVICE and "gpu_layers" not in flag_facts:
         unsupported.append(f"--offload {setting.offload}")
+    if setting.placement.attention or (setting.host and "cpu_moe_layers" not in flag_facts):
+        unsupported.append(f"--on-host {setting.placement}")
     text = " ".join((*program, *(option.value for option in options)))
     return LaunchCommand(
         server=server, devices=setting.layout.devices, program=program, options=tuple(options),
@@ -341,7 +343,8 @@ class _CommandFacts:
             "chunked_prefill": policy.cuts or any(one.name == "chunked-prefill" for one in setting.techniques),
             "memory_fraction": options.memory_fraction or (runs.memory.fraction if runs.memory else None),
             "prefix_caching": any(one.name == "prefix-cache" for one in setting.techniques),
-            "gpu_layers": "all" if setting.offload.weights == 0 else "auto",
+            "gpu_layers": cls._gpu_layers(setting),
+            "cpu_moe_layers": min(setting.placement.experts, setting.model.graph.layers) or None,
             "split": "row" if layout.tp > 1 else "layer" if layout.pp > 1 else None,
         }  # fmt: skip
         gguf = f"{_GGUF}:{mixture}" if mixture else _GGUF
@@ -352,6 +355,14 @@ class _CommandFacts:
                 _GGUF: f"repository with GGUF files of {repository}",
             },
         )  # fmt: skip
+
+    @staticmethod
+    def _gpu_layers(setting: Setting) -> str:
+        """Layers on the GPU: those that the host does not compute, and the head."""
+        count = setting.model.graph.layers
+        if setting.placement.layers:
+            return str(max(count - setting.placement.layers, 0) + 1)
+        return "all" if setting.offload.weights == 0 else "auto"
 
     @staticmethod
     def _weights_text(setting: Setting) -> str | None:

@@ -160,13 +160,13 @@ def plan(
             by_name[device], serving_engine.library if serving_engine else library, base.profiles, engine=serving_engine
         )
 
-    whole = Search(
+    full_search = Search(
         load=load, devices=list(by_name.values()), settings=_settings(base, precisions, layouts_considered),
         kernels=None if bound else kernels, engine=serving_engine, pairing=pairing if disaggregated else None,
     )  # fmt: skip
-    _check_combinations(whole)
+    _check_combinations(full_search)
     by_price = hardware is None and prefill_hardware is None and measure in (None, Criterion.COST)
-    search, candidates = _searched(whole, years, progress, by_price=by_price)
+    search, candidates = _searched(full_search, years, progress, by_price=by_price)
     if named_layouts is not None:
         _check_divides(candidates, layouts_considered)
     within_targets = [one for one in candidates if not one.factor]
@@ -185,7 +185,7 @@ def plan(
         shared_arguments=shared_options, model=base.model, rate=rate, prompt=load.prompt, gen=load.gen,
         goals=load.goals, by=ranked_by, requested_measure=measure, years=years, considered=len(search.devices),
         priced=sum(Criterion.COST.known(device, years) for device in search.devices), unavailable=unavailable,
-        without_price=tuple(device.name for device in whole.devices if device not in search.devices),
+        without_price=tuple(device.name for device in full_search.devices if device not in search.devices),
         max_devices=load.max_devices, kv_transfer=transfer if disaggregated else None, kv_link=link,
         quants=precisions, kernels=None if bound else serving_engine.title if serving_engine else library,
         within_targets=tuple(one for one in within_targets if one.at_bound or bound),
@@ -344,14 +344,14 @@ def _check_combinations(search: Search) -> None:
 
 
 def _searched(
-    whole: Search, years: float | None, progress: Callable[[int, int], object], *, by_price: bool
+    full_search: Search, years: float | None, progress: Callable[[int, int], object], *, by_price: bool
 ) -> tuple[Search, list[Candidate]]:
     """The search and its candidates; if `by_price`, of devices with a price, or of all if none of them is enough."""
-    search = replace(whole, devices=_priced_devices(whole.devices, years)) if by_price else whole
+    search = replace(full_search, devices=_priced_devices(full_search.devices, years)) if by_price else full_search
     candidates = list(search.candidates(progress))
-    if len(search.devices) == len(whole.devices) or any(not one.factor for one in candidates):
+    if len(search.devices) == len(full_search.devices) or any(not one.factor for one in candidates):
         return search, candidates
-    return whole, list(whole.candidates(progress))
+    return full_search, list(full_search.candidates(progress))
 
 
 def _priced_devices(devices: Sequence[Hardware], years: float | None) -> Sequence[Hardware]:

@@ -70,10 +70,16 @@ def parse_host_placement(text: str) -> HostPlacement:
     names = [f.name for f in fields(HostPlacement)]
     for part in filter(None, text.replace(" ", ",").split(",")):
         name, equals, number = part.partition("=")
-        if name not in names or name in counts or (equals and not number.isdecimal()) or len(number) > 9:
+        count = _layer_count(number) if equals else _ALL
+        if name not in names or name in counts or not count:
             raise InputError(f"on_host {text!r}: {_MUST}; got {part!r}")
-        counts[name] = int(number) if equals else _ALL
+        counts[name] = count
     return HostPlacement(**counts)
+
+
+def _layer_count(text: str) -> int:
+    """A number of layers; 0 where it is none."""
+    return int(text) if text.isdecimal() and len(text) < len(str(_ALL)) else 0
 
 
 def on_host(placement: HostPlacement, *, streams_weights: bool = False) -> Transform:

@@ -180,6 +180,17 @@ def chunked_prefill() -> Change:
     return technique_change(techniques()["chunked-prefill"])
 
 
+def more_layers_on_host(setting: Setting) -> Iterator[Change]:
+    """More layers of which the host computes a part, one more at a time; nothing without a host."""
+    parts = [name for name in ("experts", "layers", "attention") if getattr(setting.placement, name)]
+    if not setting.host or len(parts) != 1:
+        return
+    (part,) = parts
+    for layers in range(getattr(setting.placement, part) + 1, setting.model.graph.layers + 1):
+        text = f"{part}={layers}"
+        yield Change(name=f"on host {text}", about="more layers on the host", group=OFFLOAD, options={"on_host": text})
+
+
 def offloading(base: Evaluation) -> Iterator[Change]:
     """The smallest share of weights, in whole percents, in host memory that makes the request fit.
 

@@ -13,7 +13,7 @@ from ..devices.index import device_rows
 from ..errors import InputError
 from ..records import frozen
 from ..transforms.offload import HOST
-from .changes import chunked_prefill, more_devices, offloading, smaller_weights
+from .changes import chunked_prefill, more_devices, more_layers_on_host, offloading, smaller_weights
 from .evaluation import Evaluation, Objective
 from .variant import Change, Variant, evaluate
 
@@ -59,7 +59,9 @@ def memory_fixes(base: Evaluation) -> MemoryFixes | None:
         variants += _first_fitting(
             [(*_more_devices(base, factor), *one) for factor in _DEVICE_FACTORS for one in narrower], base
         )
-    variants += _first_fitting([(change,) for change in offloading(base)], base)
+    more_host = tuple(more_layers_on_host(base.setting))
+    elsewhere = _first_fitting([(change,) for change in more_host], base)
+    variants += elsewhere or _first_fitting([(change,) for change in offloading(base)], base)
     return MemoryFixes(found=variants) if variants else _no_fix(base)
 
 

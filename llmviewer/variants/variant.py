@@ -65,7 +65,7 @@ class Change:
         replaced = [one.name for one in setting.techniques if one.quant] if "quant" in options_given else []
         values = [(name, value) for name, value in options_given.items() if name != "techniques"]
         values += [("with", value) for value in self.options.get("techniques", ())]
-        options = [f"--{name} {shlex.quote(str(value))}" for name, value in values]
+        options = [f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in values]
         options += [f"--batch {self.batch}"] if self.batch else []
         return " ".join(options) + "".join(f" in place of {name}" for name in replaced)
 

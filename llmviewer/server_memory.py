@@ -303,6 +303,11 @@ class _Budget(NamedTuple):
     other: float
     pool: float
 
+    @property
+    def parts(self) -> str:
+        """Memory that the engine uses besides the cache, in words."""
+        return f"weights {si(self.weights)}B, activations {si(self.activations)}B, others {si(self.other)}B"
+
 
 def _budget(setting: Setting, rules: MemoryRules, stage: int, *, total: float, chunk: int, limit: int) -> _Budget:
     """The division of the memory of a device of a pipeline stage."""
@@ -420,8 +425,7 @@ def _refusal(setting: Setting, pool: Pool, budget: _Budget) -> str:
     """Why a server does not start; "" if it does."""
     name = setting.engine.title if setting.engine else "the device"
     if budget.pool <= 0:
-        parts = f"weights {si(budget.weights)}B, activations {si(budget.activations)}B, others {si(budget.other)}B"
-        return f"{name} uses {si(budget.used)}B, and has no memory left for a KV cache: {parts}"
+        return f"{name} uses {si(budget.used)}B, and has no memory left for a KV cache: {budget.parts}"
     least_requests = _slots(setting) if pool.rules.pool == CONTEXT else int(pool.rules.needs_longest)
     if pool.requests(pool.longest) < least_requests:
         longest = _longest(pool)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from llmviewer.analyzing.costs import Criterion
 from llmviewer.parameters import KvLink, KvTransfer
 from llmviewer.serving.candidates import Candidate, PrefillWorkers
-from llmviewer.serving.outcome import PERCENTILES, Goals, percentile_name, summary
+from llmviewer.serving.outcome import PERCENTILES, Goals, Simulation, percentile_name, summary
 from llmviewer.serving.service_plan import ServicePlan
 from llmviewer.units import counted, seconds
 
@@ -146,7 +146,7 @@ def best(result: ServicePlan) -> str:
     return (
         f"Lowest in {result.unit}: {_priced_one(one, result)}{_token_price(one, result)}.{_verdict(result)} Mean TTFT "
         f"{seconds(one.ttft_s)}, TPOT {seconds(one.tpot_s)}; {digits(one.batch)} sequences decode concurrently on each "
-        f"replica (at most {one.limit}); {sustained}.{_ttft_parts(one)}{_other_kind(one, result)}"
+        f"replica (batch limit {one.limit}); {sustained}.{_ttft_parts(one)}{_other_kind(one, result)}"
         f"{_at_the_bound(result)}"
     )
 
@@ -293,8 +293,8 @@ def tables(result: ServicePlan) -> list[Table]:
     lowest, none = f"Lowest {result.unit} of every device that meets the targets", "Devices that meet the targets"
     each = _table(
         result, lowest if result.best else none, result.best_by_device, _MAX_FIRST_ROWS,
-        f"{bound}Batch: mean concurrent sequences of each replica < max_num_seqs. Req/s: highest rate within the "
-        f"targets.{when}",
+        f"{bound}Batch: mean concurrent sequences of each replica < batch limit, the least that serves the rate in "
+        f"closed form. Req/s: highest rate within the targets.{when}",
     )  # fmt: skip
     front = _table(result, "Pareto front (price, power, devices, times, req/s)", result.front, _MAX_ROWS)
     why = Reasons(
@@ -339,7 +339,7 @@ def _recommended(result: ServicePlan) -> Iterator[Table]:
     order = "prefill and decode apart" if one.prefill_workers else str(run.policy)
     yield Table(
         title="The plan, simulated",
-        about=f"{counted(len(run.traffic), 'request')}, {order}, max batch {run.max_batch}"
+        about=f"{counted(len(run.traffic), 'request')}, {order}, {_batch_limit(run)}"
         f"{', one replica with its share of the requests' * (not one.prefill_workers)}.",
         head=("time", "mean", *(f"p{q}" for q in PERCENTILES), "max"),
         words=("time",),
@@ -362,6 +362,12 @@ def _recommended(result: ServicePlan) -> Iterator[Table]:
             for name, copies, count, share, part in _sizes(one)
         ),
     )  # fmt: skip
+
+
+def _batch_limit(run: Simulation) -> str:
+    """The batch limit of a simulation, which is that of the server and no less than a plan needs."""
+    engine = run.setting.engine
+    return f"max_num_seqs {run.max_batch}, that of {engine.title}" if engine else f"max batch {run.max_batch}"
 
 
 def _sizes(one: Candidate) -> Iterator[tuple[str, int, int, float, float]]:

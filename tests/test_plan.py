@@ -782,3 +782,12 @@ def test_rejection_for_rate_states_a_rate_below_the_requested_one():
     assert slow.reason.endswith(f"requests/s on 8 devices; {rate:.4g} requested")
     (able,) = plan("llama-3.1-8b", rate=0.99 * slow.max_rate, max_devices=8, **asked).within_targets
     assert able.rate_within == pytest.approx(slow.max_rate, rel=0.01)
+
+
+def test_the_batch_limit_of_the_closed_form_is_not_called_that_of_the_server():
+    found = plan("llama-3.1-8b", rate=4, hardware="h100-sxm", engine="vllm", confirm=True)
+    text = " ".join(REPORT.text(found).split())
+    assert found.best.limit < found.recommended.run.max_batch
+    assert f"(batch limit {found.best.limit})" in text
+    assert f"max_num_seqs {found.recommended.run.max_batch}, that of vLLM" in text
+    assert "< max_num_seqs" not in text

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from llmviewer.analyzing.analysis import analyze
 from llmviewer.cli import main
 from llmviewer.documents import read_json
 from llmviewer.errors import InputError
@@ -27,7 +28,7 @@ from llmviewer.serving.steps import Steps
 from llmviewer.serving.trace_files import read_traffic
 from llmviewer.serving.traffic import Traffic, poisson
 from llmviewer.setting import Setting
-from llmviewer.units import seconds
+from llmviewer.units import seconds, si
 from llmviewer.workload import Spans, Workload
 
 from .cases import first_fast
@@ -428,6 +429,15 @@ def test_prefill_workers_must_hold_the_weights():
         InputError, match=r"does not fit rtx-3080: on a device of 10\.7 GB, weights take 16\.1 GB; fits "
     ):
         simulate("llama-3.1-8b", "h100-sxm", rate=1, readers=1, prefill_hardware="rtx-3080")
+
+
+def test_a_request_that_does_not_fit_names_the_memory_that_the_engine_uses():
+    """The parts are those of the server: its share of memory may be less than the weights."""
+    asked = {"engine": "vllm", "memory_fraction": 0.1}
+    server = analyze("llama-3.1-8b", "h100-sxm", **asked).capacity
+    parts = f"weights {si(server.weight_bytes)}B, activations {si(server.activation_bytes)}B"
+    with pytest.raises(InputError, match=f"vLLM uses {si(server.used_bytes)}B: {parts}, others"):
+        simulate("llama-3.1-8b", "h100-sxm", rate=5, **asked)
 
 
 def test_replicas_share_the_requests():

@@ -96,7 +96,7 @@ class _Offers:
 
     def text(self) -> str:
         """Both lists in words; "" if they are empty."""
-        parts = {"improvements": self._helpful, "lower only the bound": self._bound_only}
+        parts = {"improvements": self._helpful, "little or no gain expected": self._bound_only}
         return "; ".join(f"{head}: {', '.join(offers)}" for head, offers in parts.items() if offers)
 
 

@@ -235,18 +235,21 @@ class Steps:
         budget_bytes = self.kv_budget_bytes(prefill_tokens)
         if cache_bytes <= budget_bytes:
             return
-        device, name = self.setting.hardware, self.setting.model.name
-        weights = self._server.budget.weights if self._server else self._fixed_bytes(prefill_tokens)[0]
+        device, name, server = self.setting.hardware, self.setting.model.name, self._server
+        weights, activations = self._fixed_bytes(prefill_tokens)
+        parts = f"weights take {si(weights)}B and activations {si(activations)}B"
+        if server and self.setting.engine:
+            weights = server.budget.weights
+            parts = f"{self.setting.engine.title} uses {si(server.budget.used)}B: {server.budget.parts}"
         where = "each device" if self.setting.layout.devices > 1 else "a device"
-        use = f"on {where} of {si(device.capacity)}B, weights take {si(weights)}B"
+        place = f"on {where} of {si(device.capacity)}B"
         request = Evaluation(setting=self.setting, batch=self.setting.layout.dp, prompt=max(longest - 1, 1), gen=1)
         advice = what_fits(request) or "use fewer bits (--quant), more devices (--tp) or larger ones"
         if weights > device.capacity:
-            raise CapacityError(f"{name} does not fit {device.name}: {use}; {advice}")
+            raise CapacityError(f"{name} does not fit {device.name}: {place}, weights take {si(weights)}B; {advice}")
         raise CapacityError(
-            f"{name} with a request of {longest} tokens does not fit {device.name}: {use} and activations "
-            f"{si(device.capacity - weights - budget_bytes)}B, which leaves {si(max(budget_bytes, 0))}B for a KV cache "
-            f"of {si(cache_bytes)}B; {advice}, or shorter requests"
+            f"{name} with a request of {longest} tokens does not fit {device.name}: {place}, {parts}, which "
+            f"leaves {si(max(budget_bytes, 0))}B for a KV cache of {si(cache_bytes)}B; {advice}, or shorter requests"
         )
 
     def max_fitting(self, limit: int, *, prompt: int, gen: int) -> int:

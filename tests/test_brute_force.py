@@ -59,7 +59,7 @@ def test_kv_streams_are_the_keys_that_each_tile_of_queries_sees_unless_all_can_s
 
 @pytest.mark.parametrize(("past", "new"), [(0, 4096), (5000, 1), (3000, 600)])
 @pytest.mark.parametrize("window", [inf, 512.0])
-def test_tiles_of_tokens_that_take_part_stream_those_that_do(past, new, window):
+def test_query_tiles_stream_participating_keys_only(past, new, window):
     random, share, tile = np.random.default_rng(0), 0.25, 16
     found = Thinned(batch=1, q_len=new, kv_len=past + new, share=share).kv_streams(tile, 0.0, window)
     drawn = []

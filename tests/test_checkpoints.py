@@ -454,7 +454,7 @@ def test_embeddings_that_mlx_quantizes(checkpoint):
     assert weight_bytes(load_model(folder).published) == _nbytes(tied)
 
 
-def test_modules_that_are_fused_in_the_file_are_shared_out(checkpoint):
+def test_fused_modules_of_a_file_are_split_among_their_matrices(checkpoint):
     tensors = {name: part for name, part in _plain().items() if not any(f"{p}_proj" in name for p in ("gate", "up"))}
     for i in range(LAYERS):
         tensors[f"model.layers.{i}.mlp.gate_up_proj.weight"] = ("BF16", [2 * INNER, HIDDEN])

@@ -291,7 +291,7 @@ def test_mistakes_get_a_line(arguments, message):
     assert str(caught.value) == message
 
 
-def test_devices_that_results_could_not_tell_apart_are_refused(tmp_path):
+def test_devices_with_duplicate_names_are_refused(tmp_path):
     text = hardware_yaml("l4").replace("bandwidth: 300 GB/s", "bandwidth: 600 GB/s")
     (tmp_path / "l4.yaml").write_text(text)
     own = str(tmp_path / "l4.yaml")
@@ -382,7 +382,7 @@ def test_a_frame_has_a_row_for_each_device_as_json_has(novel):
 
 
 @pytest.mark.slow("ranks all devices")
-def test_the_page_shows_what_the_ranking_follows_and_the_best_devices(novel):
+def test_page_shows_the_ranking_criterion_and_the_best_devices(novel):
     page = REPORT.html(novel)
     assert ">; precisions" not in page
     assert page.count('"showSendToCloud": false') == 2 + 4 + 6

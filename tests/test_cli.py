@@ -41,7 +41,7 @@ def test_analyze_prints_one_screen_with_both_phases_memory_and_advice(capsys):
         assert text in out
 
 
-def test_the_precision_that_a_row_names_is_what_the_option_takes(capsys):
+def test_precision_names_of_rows_are_valid_option_values(capsys):
     question = ("gpt-oss-20b", "h100-sxm", "--prompt", "64")
     precisions = ("--quant", "published", "--quant", "KV8")
     _, out, _ = run(capsys, "compare", *question, *precisions, "--bound", "--format", "csv")
@@ -146,7 +146,7 @@ def test_models_lists_all_as_objects_and_shows_one(capsys):
         (("hardware", "RTX 50"), "rtx-5090", "rtx-4090"),
     ],
 )
-def test_a_part_of_names_lists_those_that_have_it(capsys, asked, listed, left_out):
+def test_name_substring_filters_the_list(capsys, asked, listed, left_out):
     code, out, _ = run(capsys, *asked)
     names = {line.split()[0] for line in out.splitlines() if line}
     assert (code, listed in names, left_out in names) == (0, True, False)
@@ -278,7 +278,7 @@ def test_plot_writes_a_page_that_needs_no_network(capsys, tmp_path, figure):
         (["plot", "roofline", "llama-2-7b", "rtx-a6000", "-o", "x.gif"], "x.gif: must end in .html"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(capsys, arguments, line):
+def test_input_error_is_one_line_on_stderr_and_exit_code_2(capsys, arguments, line):
     code, out, err = run(capsys, *arguments)
     assert code == 2
     assert out == ""

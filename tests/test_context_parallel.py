@@ -48,7 +48,7 @@ def _shared_ops(graph, workload) -> float:
 
 
 @for_each("name", one_per_type)
-def test_ranks_launch_in_a_prefill_what_one_device_does_and_share_it_out(name):
+def test_ranks_launch_the_prefill_kernels_of_one_device_on_their_tokens(name):
     one, shared = _pair(name)
     assert _launches(shared.graph.check()) == _launches(one.graph)
     assert 2 * _shared_ops(shared.graph, PROMPT) == pytest.approx(_shared_ops(one.graph, PROMPT))
@@ -124,7 +124,7 @@ def test_encoders_send_the_keys_and_values_that_they_do_not_keep():
     assert evaluate(gather.payload(), PROMPT) == 2 * 4096 * 768 * load_model("bert-base-uncased").format.bits / 8
 
 
-def test_a_tower_for_pictures_is_whole_on_every_rank():
+def test_vision_tower_is_replicated_on_every_rank():
     one, shared = _pair("gemma-3-4b-vision")
     towers = [[b for b in setting.graph.blocks if b.stream.name == "images"] for setting in (one, shared)]
     assert towers[0] == towers[1] != []

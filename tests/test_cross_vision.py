@@ -106,14 +106,14 @@ def test_counts_of_a_small_one_by_hand():
     assert all(evaluate(op.work().on(b.stream).nbytes, nothing) == 0 for b, op in graph if b.name == "cross")
 
 
-def test_keys_of_pictures_are_kept_beside_those_of_text():
+def test_image_keys_are_cached_in_addition_to_text_keys():
     graph = load_model(NAME).graph
     text = kv_cache_bytes(graph, batch=3, context=100)
     assert text == 3 * 100 * 32 * 2 * 1024 * 2
     assert kv_cache_bytes(graph, batch=3, context=100, images=2) - text == 3 * 2 * SEEN * 8 * 2 * 1024 * 2
 
 
-def test_a_decode_step_reads_the_pictures_that_the_prompt_had():
+def test_decode_step_reads_the_image_keys_of_the_prompt():
     with_two, none = (analyze(NAME, "h200-sxm", prompt=200, gen=3, images=n) for n in (2, 0))
     mlp, attention = 3 * 4096 * 14336, 2 * 4096 * 4096 + 2 * 128 + 2 * 4096 + 2
     weights = 2 * 8 * (mlp + attention - 128)  # no keys are made, and so none has its norm
@@ -134,7 +134,7 @@ def test_all_steps_together_are_the_steps_one_by_one():
     assert decode_s(setting.decode_plan, first=51, last=90, **asked) == pytest.approx(each, rel=1e-12)
 
 
-def test_a_sweep_and_techniques_have_the_pictures_too():
+def test_sweep_and_techniques_count_images():
     points = sweep(NAME, "h200-sxm", {"images": [0, 1, 3], "batch": [1, 4]}, prompt=2000, gen=5).to_frame()
     for row in points.itertuples():
         one = analyze(NAME, "h200-sxm", prompt=2000, batch=row.batch, gen=5, images=row.images)

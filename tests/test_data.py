@@ -167,7 +167,7 @@ SIZE = re.compile(r"(?:^|-)(\d+)b(\d)$|(?:^|-)(\d+(?:\.\d+)?)([bm])(?=-|$)")
 
 
 @for_each("name", model_names)
-def test_models_are_as_large_as_their_names_say(name):
+def test_model_parameters_match_the_size_in_their_names(name):
     found = [match for match in SIZE.finditer(name) if name != "olmoe-1b-7b"]  # which has 1 B active, 7 B in all
     if not found:
         return

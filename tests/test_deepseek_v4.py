@@ -101,7 +101,7 @@ def test_products_of_a_prefill_equal_torchs_but_for_the_mask_and_the_head():
 
 
 @pytest.mark.slow("counts in torch again")
-def test_deepseek_v4_json_is_what_torch_counts_today(recounted):
+def test_deepseek_v4_json_equals_a_torch_recount(recounted):
     """Needs the extra `oracle`; skipped without it."""
     recounted("make_deepseek_v4.py")
 
@@ -220,7 +220,7 @@ def test_the_mixing_product_is_in_tf32_whatever_the_precision():
         ({"compress_ratios": [0, 4, 128, 4, 0, 0]}, "wchcw"),
     ],
 )
-def test_the_kinds_of_layers_are_where_the_config_says(said, layers):
+def test_layer_kinds_follow_the_config(said, layers):
     fields = {k: v for k, v in TINY.items() if k not in ("layer_types", "compress_rates")}
     graph = built(**fields | said)
     kinds = {place: block.name[0] for block in graph.blocks for place in block.layers}
@@ -244,7 +244,7 @@ def test_invalid_deepseek_v4_configs_are_refused(changes, message):
         _graph(**changes)
 
 
-def test_a_mask_of_several_keeps_what_each_keeps():
+def test_joint_mask_sums_the_keys_of_its_masks():
     mask = Joint((Causal(8), Compressed(4, 6)))
     step = Workload.decode(batch=1, kv_len=100)
     assert evaluate(mask.keys_cached, step) == 8 + 25

@@ -122,7 +122,7 @@ def test_fields_of_llada_that_no_model_has_are_refused(loaded):
         loaded(config | {"n_heads": 5})
 
 
-def test_an_answer_takes_steps_passes_over_prompt_and_masked_tokens():
+def test_text_denoising_runs_one_pass_per_step_over_prompt_and_masked_tokens():
     text = "denoising:steps=64,tokens=128,block=32,guidance=true"
     found = analyze("llada-8b", "h100-sxm", batch=2, prompt=512, techniques=[text])
     one = analyze("llada-8b", "h100-sxm", batch=4, prompt=512 + 128).phases.prefill.total.bound_time_s
@@ -137,7 +137,7 @@ def test_an_answer_takes_steps_passes_over_prompt_and_masked_tokens():
     assert found.memory.kv_cache_bytes == 0
 
 
-def test_a_picture_takes_steps_passes():
+def test_image_denoising_runs_one_pass_per_step():
     found = analyze("flux.1-schnell", "h100-sxm", prompt=4096, techniques=["denoising:steps=4"])
     one = analyze("flux.1-schnell", "h100-sxm", prompt=4096)
     assert found.generation.latency_s == pytest.approx(4 * one.generation.latency_s, rel=1e-12)

@@ -196,7 +196,7 @@ SANDWICH = ["attn_norm", "attn_post_norm", "attn_add", "mlp_norm", "mlp_post_nor
         ("glm-4-32b-0414", "layer", SANDWICH),
     ],
 )
-def test_where_norms_and_additions_stand(name: str, kind: str, expected: list[str]) -> None:
+def test_norms_and_additions_follow_the_family_order(name: str, kind: str, expected: list[str]) -> None:
     assert places(load_model(name).graph, kind) == expected
 
 
@@ -323,7 +323,7 @@ def test_windows_of_qwen3_begin_after_the_full_layers() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "cohere2", "olmo3"])
-def test_layer_types_say_which_layers_have_a_window(model_type: str) -> None:
+def test_layer_types_select_the_layers_with_a_window(model_type: str) -> None:
     kinds = ["full_attention", "sliding_attention"] * 3 + ["full_attention"] * 2
     graph = small(model_type=model_type, layer_types=kinds, sliding_window=16)
     assert layers(graph) == {"global": 5, "local": 3}
@@ -344,7 +344,7 @@ def test_exaone_4_without_a_window_rotates_everywhere() -> None:
     assert "rope" in layer(graph)
 
 
-def test_a_share_of_rotated_elements_may_stand_in_rope_parameters() -> None:
+def test_partial_rotary_factor_is_read_from_rope_parameters() -> None:
     nested = small(model_type="glm", head_dim=16, rope_parameters={"rope_theta": 1.0, "partial_rotary_factor": 0.25})
     assert layer(nested)["rope"].rotary_dim == 4
     assert layer(small(model_type="glm", head_dim=16))["rope"].rotary_dim == 8
@@ -468,7 +468,7 @@ def test_invalid_dense_configs_are_refused_in_one_line(fields: dict[str, object]
     assert str(raised.value) == message
 
 
-def test_a_window_shortens_what_a_step_reads_and_computes() -> None:
+def test_window_reduces_bytes_and_ops_of_a_decode_step() -> None:
     graph = load_model("gemma-3-1b").graph
     step = Workload.decode(batch=1, kv_len=32768)
     scores = {name: layer(graph, name)["qk_matmul"] for name in ("local", "global")}

@@ -146,7 +146,7 @@ def test_ops_of_every_matrix_product_equal_those_of_torch(name, case):
 
 
 @pytest.mark.slow("counts in torch again")
-def test_encoders_json_is_what_torch_counts_today(recounted):
+def test_encoders_json_equals_a_torch_recount(recounted):
     """One of each kind is recounted: versions are pinned. Needs the extra `oracle`; skipped without it."""
     recounted("make_encoders.py", "distilbert-base-uncased", "modernbert-base", "t5-small", "bart-base", "whisper-tiny")
 

@@ -193,7 +193,7 @@ def test_device_partitions_and_mobile_variants_are_not_matched(written):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_device_with_twice_the_rates_takes_half_of_what_is_not_latency(name):
+def test_doubled_rates_halve_the_time_except_latency(name):
     columns = shapes(name, **{GROWS[name][-1]: SHAPES[name][GROWS[name][-1]] * 512})
     rates = {resource: 2 * rate for resource, rate in H100.hardware.rates.items()}
     faster = replace(H100.hardware, rates=rates)
@@ -629,7 +629,7 @@ def test_intervals_hold_80_percent_of_parts_that_differ():
 
 
 def test_opposite_errors_of_two_groups_give_a_symmetric_interval():
-    """As two siblings, each expected from the other: an interval that holds both is not widened once more."""
+    """Two similar devices, each expected from the other: an interval that includes both is not widened further."""
     random = np.random.default_rng(6)
     part = np.repeat([0, 1], 1000)
     expected = np.full(len(part), 1e-4)
@@ -934,7 +934,7 @@ def deepgemm(m: int, n: int, k: int, cores: int) -> int:
 
 @pytest.mark.parametrize("m", [1, 17, 64, 192, 256, 1024, 4096])
 @pytest.mark.parametrize("n", [768, 2112, 4096, 16384])
-def test_the_fewest_cycles_are_those_that_deepgemm_finds(m, n):
+def test_deepgemm_tile_choice_minimizes_cycles(m, n):
     columns = shapes("gemm", 1, M=float(m), N=float(n), K=7168)
     found = FAMILIES["gemm"].features(
         columns, H100, Implementation(library="sglang", dtype="fp8_block"), "waves fewest"
@@ -1118,7 +1118,7 @@ def test_kernels_without_expert_filtering_compute_all_copies_of_a_token():
         ("tall", 16, 1, 128),
     ],
 )
-def test_kernels_have_the_tiles_that_their_library_says(variant, tokens, ep, rows):
+def test_kernel_tiles_follow_their_library(variant, tokens, ep, rows):
     columns = shapes("moe", tokens=tokens, ep=ep)
     found = FAMILIES["moe"].features(columns, H100, IMPLEMENTATIONS["moe"], variant)
     an_expert = tokens * 8 / 128
@@ -1203,7 +1203,7 @@ def test_devices_that_share_a_host_slow_each_other_down():
     assert each(H100, 8) == pytest.approx(each(H100, 2), rel=0.05)
 
 
-def test_a_device_reads_and_writes_its_own_share_of_what_links_carry():
+def test_collectives_read_and_write_the_device_share_in_memory():
     family, implementation = FAMILIES["collectives"], IMPLEMENTATIONS["collectives"]
     columns = shapes("collectives", num_gpus=2, bytes=1e9)
 
@@ -1485,7 +1485,7 @@ def test_experts_that_random_choices_all_but_reach_have_no_further_tile():
 @pytest.mark.parametrize("name", ["gemm", "attention_prefill", "attention_decode", "moe"])
 @given(cores=st.sampled_from([2, 3, 4, 8]), size=st.floats(0.02, 8))
 def test_more_cores_never_slow_a_kernel_down(name, cores, size):
-    """But where work is cut for them: by what a few blocks more cost."""
+    """Except where work is split for the cores, which costs a few more blocks."""
     grown = GROWS[name][0]
     columns = shapes(name, **{grown: max(1, round(SHAPES[name][grown] * size))})
     more = device_of(load_hardware("h100-sxm", [f"cores.count={cores}x"]))

@@ -144,7 +144,7 @@ def test_norms_of_gpt_stand_after_the_additions():
 
 
 @pytest.mark.parametrize("types", [[["global"], 4], [[["global", "near"], 2]], [[["global", "local"], 3]], 4])
-def test_kinds_of_layers_that_cannot_be_are_refused(types):
+def test_invalid_layer_kinds_are_refused(types):
     with pytest.raises(InputError) as caught:
         _graph("gpt_neo", attention_types=types)
     said = "attention_types: must be lists of global and local, and how often, for 4 layers"

@@ -113,7 +113,7 @@ def test_a_prefill_of_sglang_takes_as_long_as_its_launches_did():
     assert float(plain) < 0.06
 
 
-def test_benchmark_clients_send_as_their_sources_say():
+def test_benchmark_clients_send_as_in_their_source_code():
     assert [client.count(64) for client in CLIENTS.values()] == [640, 1000, 1000]
     assert CLIENTS["vllm"].count(4000) == 4000  # no fewer than come at once
     assert [client.lengths(1024) for client in CLIENTS.values()] == ["uniform:819-1024", "1024", "uniform:1-1024"]

@@ -1,4 +1,4 @@
-"""GGUF files of every architecture that is read: as many parameters, and as many bytes, as their tensors have.
+"""GGUF files of every supported architecture: parameters and bytes equal those of their tensors.
 
 The names and shapes of tensors are those that llama.cpp's converters write (conversion/*.py). A tensor is said as
 name=columns,rows,experts; + behind it adds a bias of as many elements as its last dimension.

@@ -1,4 +1,4 @@
-"""Launches on the host beside a device: what moves there, what crosses the link, and published decode speeds."""
+"""Operators placed on the host: bytes moved there, bytes over the link, and published decode speeds."""
 
 from __future__ import annotations
 

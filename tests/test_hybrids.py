@@ -342,7 +342,7 @@ def _built(name, **changes):
     return built(**{key: value for key, value in fields.items() if value != "absent"})
 
 
-def test_layers_are_where_the_config_says():
+def test_layer_kinds_follow_the_config():
     def layers(name, **changes):
         return {block.name: block.layers for block in _built(name, **changes).blocks[1:-1]}
 

@@ -20,12 +20,12 @@ from .kernel_counts import COUNTS
 
 
 @pytest.mark.parametrize(("name", "one"), first_is_fast(cases()), ids=named)
-def test_a_kernel_computes_what_its_reference_does(name, one, monkeypatch):
+def test_kernel_output_equals_its_reference(name, one, monkeypatch):
     check(name, one, monkeypatch)
 
 
 @pytest.mark.parametrize(("name", "one", "wanted"), COUNTS, ids=named)
-def test_a_kernel_counts_what_was_counted_by_hand(name, one, wanted):
+def test_kernel_operator_counts_equal_hand_counts(name, one, wanted):
     assert counted(load_kernel(name), one) == [pytest.approx(each) for each in wanted]
 
 

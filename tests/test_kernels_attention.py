@@ -25,7 +25,7 @@ def _full(one):
 
 @pytest.mark.parametrize(("name", "one"), [(n, c) for n, c in CASES if _full(c)], ids=named)
 def test_the_operator_moves_every_tensor_once(name, one):
-    """But for where sequences begin, and their pages."""
+    """Except for sequence offsets and page tables."""
     assert load_kernel(name).nbytes(one) == pytest.approx(moved(name, one), rel=2e-3)
 
 

@@ -1,4 +1,4 @@
-"""Whole layers and decode steps in Triton's interpreter: what they compute, and what they count beside the engine."""
+"""Whole layers and decode steps in Triton's interpreter: results, and counts compared with the engine."""
 
 import json
 from math import inf
@@ -120,7 +120,7 @@ def engine(name):
 @pytest.mark.parametrize(
     "name", ["llama-3.1-8b", "qwen3-8b", "mistral-7b-v0.1", "mixtral-8x7b", "qwen3-30b-a3b", "llama-3.2-1b"]
 )
-def test_a_step_counts_what_the_engine_does_but_for_what_fusing_changes(name):
+def test_decode_step_counts_equal_the_engine_except_for_fusion(name):
     """OPs are the same, and a comparison of each logit. Of bytes, in 16 bits for each token:
 
     an addition's sum stays on the chip for the norm after it, twice a layer; one product reads its input once, not

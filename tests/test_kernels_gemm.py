@@ -36,7 +36,7 @@ def test_results_repeat_bit_by_bit(name, one):
 
 @pytest.mark.parametrize(("name", "one"), [(n, c) for n, c in CASES if "moe" not in n and "group" not in n], ids=named)
 def test_the_operator_moves_every_tensor_once(name, one):
-    """But for scales of whole operands, and of blocks that are not full."""
+    """Except for scales of whole operands and of partial blocks."""
     assert load_kernel(name).nbytes(one) == pytest.approx(moved(name, one), rel=2e-3)
 
 

@@ -631,7 +631,7 @@ def test_unsupported_fields_of_new_model_types_are_refused(name, changes, messag
         _graph(TORCH["models"][name]["config"], **changes)
 
 
-def test_apertus_with_pictures_is_its_language_model():
+def test_apertus_vision_counts_as_its_language_model():
     text = TORCH["models"]["apertus1p5_text"]["config"]
     assert built(model_type="apertus1p5", text_config=text, audio_config={}).parameters == _graph(text).parameters
 
@@ -644,7 +644,7 @@ def test_nemotron_omni_is_its_language_model(text):
 
 
 @pytest.mark.slow("counts in torch again")
-def test_latest_json_is_what_torch_counts_today(recounted):
+def test_latest_json_equals_a_torch_recount(recounted):
     """Needs the extra `oracle`; skipped without it."""
     recounted("make_latest.py")
 
@@ -808,8 +808,8 @@ def test_layouts_and_precisions_run(name, layout, quant):
         ("ling-3.0-flash", 127e9 - 3.06e9, 5.1e9),  # a layer that predicts is among those published
     ],
 )
-def test_parameters_are_near_what_is_published(name, total, active):
-    """Active parameters of a token, without those that are looked up alone."""
+def test_parameters_are_close_to_published_figures(name, total, active):
+    """Active parameters of a token exclude embedding tables."""
     model = load_model(name)
     looked_up = model.graph.blocks[0].operators[0].weights[0].numel
     assert model.parameters == pytest.approx(total, rel=5e-3)

@@ -278,7 +278,7 @@ def test_a_device_of_equal_numbers_is_expected_as_the_one_that_was_measured(mode
     assert other.kernels.library == measured.kernels.library
 
 
-def test_a_joint_kernel_is_shared_out_among_its_operators_as_their_bounds_are():
+def test_fused_kernel_time_is_split_in_proportion_to_operator_bounds():
     setting, workload = Setting.of("llama-3-8b", "h100"), Workload.decode(batch=8, kv_len=5000)
     rows = setting.decode_plan.estimate(workload).operators
     passed = setting.kernels.expect(rows, workload)
@@ -892,7 +892,7 @@ def test_kernels_of_a_stack_are_worked_out_once_for_all_passes(monkeypatch):
 
 
 def test_unknown_link_times_do_not_affect_other_kernels():
-    """Where a file does not say how devices are linked, nothing is known of messages, and all of the rest."""
+    """Without link data in a hardware file, only the times of messages are unknown."""
     setting = Setting.of("llama-3-8b", "h100-sxm", layout="tp=2")
     every = list(asked_of(setting))
     sends = [one.kernel.family == "collectives" for one in every]

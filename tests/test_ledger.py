@@ -90,7 +90,7 @@ def test_every_claim_that_can_be_tested_is():
 
 
 @pytest.mark.parametrize("one", EVIDENCE, ids=lambda one: f"{one.id} {one.technique}")
-def test_what_the_documentation_tells_is_within_what_its_claim_leaves_possible(one):
+def test_documented_figures_are_within_the_range_of_their_claim(one):
     assert one.possible, one.text
     known = {f"Q-{claim}" for claims in LEDGER.values() for claim in claims.split()}
     assert set(one.id.split(", ")) <= known
@@ -403,7 +403,7 @@ def test_q_s2_07_verification_costs_nothing_until_the_units_are_busy(batch, gamm
 
 
 def test_q_s2_07_the_batch_where_it_stops_being_free():
-    """Where batch x tokens reach the turning point of about 153 OPs a byte."""
+    """The batch at which batch x tokens reaches the ridge point of about 153 OPs/B."""
     found = setting("llama-2-7b", "retrieval:length=4,tau=1")
     told = {
         f.key: f.value for f in found.techniques[0].findings(found, found.step(Workload.decode(batch=1, kv_len=64)))

@@ -1,4 +1,4 @@
-"""fit(): the models that run on a device are those that analyze() finds to fit, in the widest precision that does."""
+"""fit(): fitting models equal those of analyze(), in the widest precision that fits."""
 
 import csv
 import io

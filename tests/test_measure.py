@@ -265,7 +265,7 @@ def test_questions_of_quantized_weights_are_matrix_products():
     assert {q.family for q in found} == {"gemm", "moe"}
 
 
-def test_a_type_without_a_kernel_is_refused_where_it_was_asked_for():
+def test_requested_type_without_a_kernel_is_refused():
     library = Library()
     library.kernels = lambda problem: ("fast",) if problem.dtype == "bf16" else ()
     few = select_problems([library], ["qwen3-0.6b"], ["gemm"], ["bf16", "fp8"])
@@ -564,7 +564,7 @@ def test_a_run_ends_where_a_ceiling_does_not(tmp_path, capsys, monkeypatch):
 
 
 def test_the_ceiling_of_a_link_may_be_missing(monkeypatch):
-    """Where the system pins no memory, the others are there."""
+    """Other ceilings are measured on a system without pinned memory."""
 
     def links(timed):
         raise RuntimeError("CUDA error: OS call failed")

@@ -1,4 +1,4 @@
-"""Times that a user measured, beside the bound and the expected time."""
+"""Measured times of a user, compared with the bound and the expected time."""
 
 import json
 import re

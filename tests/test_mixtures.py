@@ -29,7 +29,7 @@ EARLIER = {
 
 
 def stored(model, quant):
-    """The model's graph as a file of that type has it."""
+    """Graph of the model with the formats of that file type."""
     return model.graph.then(quantize(parse_quantization(quant)))
 
 

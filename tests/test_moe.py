@@ -201,7 +201,7 @@ def test_without_skew_nothing_changes():
     assert plain.graph == none.graph
 
 
-def test_skew_changes_what_is_blocks_read_experts_and_nothing_else():
+def test_skew_changes_expert_weight_reads_only():
     plain, skewed = (Setting.of("mixtral-8x7b", "h100-sxm", expert_skew=skew).graph for skew in (0, 1.2))
     w = Workload.decode(batch=3, kv_len=9)
     for (_, op), (_, other) in zip(plain, skewed, strict=True):
@@ -389,7 +389,7 @@ def _blocks(name, **changes):
     return [(block.name, block.layers) for block in _built(_config(name, **changes)).blocks[1:-1]]
 
 
-def test_layers_with_experts_are_where_the_config_says():
+def test_expert_layers_follow_the_config():
     few = {"num_hidden_layers": 4}
     assert _blocks("qwen3-30b-a3b", **few) == [("moe", (0, 1, 2, 3))]
     assert _blocks("qwen3-30b-a3b", **few, decoder_sparse_step=2) == [("dense", (0, 2)), ("moe", (1, 3))]

@@ -175,7 +175,7 @@ def test_sweep_of_offloading_equals_single_analyses():
 # What a user reads.
 
 
-def test_advice_says_how_much_to_offload_where_a_model_does_not_fit():
+def test_advice_states_the_smallest_offload_fraction_that_fits():
     asked = {"batch": 2, "prompt": 512, "gen": 32}
     found = analyze("opt-30b", T4, **asked)
     share = float(found.phases.decode.advice.split("--offload weights=")[1].split(",")[0])

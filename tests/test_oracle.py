@@ -141,7 +141,7 @@ def test_the_cache_holds_as_many_elements_a_token_as_that_of_transformers(name):
 
 
 @pytest.mark.slow("counts in torch again")
-def test_flops_json_is_what_torch_counts_today(recounted):
+def test_flops_json_equals_a_torch_recount(recounted):
     """A small model of each kind is recounted: versions are pinned. Needs the extra `oracle`; skipped without it."""
     dense, experts = ("gpt2", "llama-3.2-1b", "bloom-560m"), ("gpt-oss-20b", "deepseek-v2-lite")
     recounted("make_flops.py", *dense, *experts, "lfm2-1.2b")

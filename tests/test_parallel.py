@@ -63,7 +63,7 @@ def step_s(setting, *, batch, kv_len, prompt=0):
 
 @pytest.mark.parametrize("tp", [2, 4, 8])
 @pytest.mark.parametrize("name", DENSE)
-def test_ranks_of_tensor_parallelism_have_all_matrix_products_between_them(name, tp):
+def test_tensor_parallel_ranks_sum_to_all_matrix_products(name, tp):
     heads = {op.heads.num_heads for _, op in load_model(name).graph if op.name == "qk_matmul"}
     if any(n % tp for n in heads):
         pytest.skip("refused: tested below")
@@ -579,7 +579,7 @@ def test_a_pipeline_does_not_make_a_single_stream_faster():
     assert steps[0] < steps[1] < 1.001 * steps[0]
 
 
-def test_stages_have_all_layers_between_them_and_a_send_at_each_border():
+def test_pipeline_stages_hold_all_layers_and_send_at_each_boundary():
     graph = _shared("llama-3.1-8b", pp=5)
     layers = [len([1 for b in graph.of_stage(n).blocks for _ in b.layers]) for n in range(5)]
     assert sorted(layers) == [6, 6, 6, 7, 7]

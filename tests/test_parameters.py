@@ -39,6 +39,6 @@ def test_the_page_is_made_of_these_counts():
 
 
 @pytest.mark.slow("counts in torch again")
-def test_parameters_json_is_what_transformers_counts_today(recounted):
+def test_parameters_json_equals_a_transformers_recount(recounted):
     """Each eighth model is recounted: versions are pinned. Needs the extra `oracle`; skipped without it."""
     recounted("make_parameters.py", *model_names()[::8])

@@ -344,7 +344,7 @@ def test_stated_maximum_rate_is_the_highest_for_the_replica_count():
     assert tried >= 3
 
 
-def test_experts_are_shared_out_where_that_is_cheaper():
+def test_plan_uses_expert_parallelism_when_cheaper():
     asked = {"rate": 24, "ttft": 2, "tpot": 0.1, "hardware": ["h200-sxm"], "max_devices": 64}
     found, plain = (
         plan("deepseek-v3", layouts=layouts, quants=["fp8"], **asked) for layouts in (("dp=8 ep=8", "tp=4"), LAYOUTS)
@@ -377,7 +377,7 @@ def test_ranks_and_stages_wait_for_each_other_as_they_do_when_simulated(model, l
     ("model", "parts"),
     [("llama-3.1-8b", ()), ("mixtral-8x7b", (2, 4, 8)), ("deepseek-v3", (2, 4, 8, 16)), ("qwen1.5-moe-a2.7b", (2, 4))],
 )
-def test_experts_are_shared_out_among_as_many_as_divide_them(model, parts):
+def test_expert_parallel_degree_divides_the_experts(model, parts):
     usual = default_layouts(load_model(model).published)
     assert usual[: len(LAYOUTS)] == LAYOUTS
     assert set(usual[len(LAYOUTS) :]) == {f"{name}={n} ep={n}" for name in ("tp", "dp") for n in parts}

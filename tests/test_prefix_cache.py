@@ -112,7 +112,7 @@ def trace(tmp_path_factory):
 
 
 def steps_with(tokens):
-    """On a device with memory for so many tokens of caches beside a step of 8192."""
+    """Steps on a device with KV-cache capacity for `tokens` tokens in addition to a step of 8192."""
     steps = Steps(Setting.of(MODEL, DEVICE))
     less = steps.kv_budget_bytes(8192) - tokens * float(steps.cache_bytes(1.0))
     capacity = steps.setting.hardware.capacity - less

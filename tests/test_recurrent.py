@@ -133,7 +133,7 @@ def test_parameters_equal_those_of_transformers(name):
 
 
 @pytest.mark.slow("counts in torch again")
-def test_recurrent_json_is_what_torch_counts_today(recounted):
+def test_recurrent_json_equals_a_torch_recount(recounted):
     """The tiny models are recounted: versions are pinned. Needs the extra `oracle`; skipped without it."""
     recounted("make_recurrent.py", "kimi_linear", "minimax", "rwkv")
 

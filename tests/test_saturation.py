@@ -102,7 +102,7 @@ def test_independent_replicas_and_ranks_multiply_throughput():
 
 @pytest.mark.slow("simulates thousands of requests")
 def test_default_batch_limit_follows_from_kv_memory():
-    """With the caches of answers in their middle, few lose theirs."""
+    """A batch limit from half-generated outputs causes few preemptions."""
     asked = {"prompt_lengths": "uniform:64-192", "gen_lengths": "uniform:500-1500", "bound": True, "requests": 2400}
     found, more = max_throughput(MODEL, "l40s", **asked), max_throughput(MODEL, "l40s", max_batch=800, **asked)
     assert found.max_batch == found.bound.closed.max_batch < 420

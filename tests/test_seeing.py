@@ -309,7 +309,7 @@ def test_fields_of_a_language_model_may_stand_beside_those_of_the_tower():
 
 
 @pytest.mark.parametrize(("size", "tiles"), [(32, 1), (33, 5), ([32, 64], 3), (1024, 10)])
-def test_command_a_vision_cuts_pictures_into_tiles_too(size, tiles):
+def test_command_a_vision_splits_images_into_tiles(size, tiles):
     text = {"model_type": "cohere2", "head_dim": 16, "sliding_window": 6} | TEXT
     given = {"model_type": "cohere2_vision", "text_config": text, "vision_config": TOWER, "picture_size": size}
     graph, w = built(**given), Workload.prefill(batch=1, prompt=100, images=1)
@@ -367,7 +367,7 @@ def test_keys_and_values_of_image_queries_are_computed_once(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["blip-2", "voxtral", "lighton_ocr"])
-def test_a_language_model_may_leave_out_what_its_class_has(kind, tmp_path):
+def test_language_model_section_may_omit_class_defaults(kind, tmp_path):
     config = {"model_type": kind, "torch_dtype": "bfloat16", "text_config": {}, "vision_config": {}}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert load_model(str(tmp_path)).parameters == built(**config).parameters
@@ -396,7 +396,7 @@ def test_the_original_format_of_phi_4_counts_as_that_of_transformers():
     ],
 )
 def test_tiles_of_a_picture_of_lfm2(size, tokens):
-    """As many as the processor of transformers makes of it."""
+    """Tile counts equal those of the processor of transformers."""
     tower = TOWER | {"patch_size": 16, "num_patches": 16, "vision_use_head": False}
     text = CONFIGS["lfm2_vl"]["text_config"]
     graph = built(model_type="lfm2_vl", text_config=text, vision_config=tower, picture_size=size)
@@ -415,7 +415,7 @@ def test_tiles_of_a_picture_of_lfm2(size, tokens):
     ],
 )
 def test_slices_of_minicpm(size, mode, tokens):
-    """As many as the processor of transformers makes."""
+    """Slice counts equal those of the processor of transformers."""
     graph = _graph("minicpmv4_6", picture_size=size, downsample_mode=mode)
     (place,) = (op for _, op in graph if isinstance(op, Place))
     assert evaluate(place.features.rows, Workload.prefill(batch=1, prompt=5000, images=1)) == tokens
@@ -484,7 +484,7 @@ def test_model_types_with_a_shared_class_count_the_same():
     assert built(model_type="glmga", **glm) == built(model_type="glm46v", **glm)
 
 
-def test_text_and_pictures_have_experts_of_their_own():
+def test_text_and_image_tokens_have_separate_experts():
     """An image is 24 of 40 tokens and 2 more stand around it; two of three layers have experts, of which a token
     takes two: products of 64 x 24 and 64 x 16. Both OPs and the router's are those that torch counts.
     """
@@ -498,7 +498,7 @@ def test_text_and_pictures_have_experts_of_their_own():
     assert ops["shared_up_proj"] == 2 * 2 * 40 * 64 * 48
 
 
-def test_experts_for_pictures_rest_where_there_are_none():
+def test_image_experts_are_idle_without_images():
     graph, step = _graph("ernie4_5_vl_moe"), Workload.decode(batch=2, kv_len=50, prompt=40, images=1)
     (block,) = (b for b in graph.blocks if b.name == "moe")
     moved = {op.name: evaluate(op.work().on(block.stream).nbytes, step) for op in block.operators}
@@ -508,7 +508,7 @@ def test_experts_for_pictures_rest_where_there_are_none():
     assert graph.active_parameters < graph.parameters - 2 * 8 * 3 * 64 * 16
 
 
-def test_text_and_pictures_are_two_launches_of_experts(tmp_path):
+def test_text_and_image_experts_run_in_two_launches(tmp_path):
     config = {"model_type": "ernie4_5_vl_moe", "torch_dtype": "bfloat16", "text_config": {}, "vision_config": {}}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     found = analyze(str(tmp_path), "h100-sxm", prompt=4000, gen=4, images=2, layout="tp=2")

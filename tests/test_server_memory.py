@@ -31,7 +31,7 @@ def page():
 
 
 def known(engine, half):
-    """Rows of an engine whose logs leave nothing out."""
+    """Rows of an engine whose logs are complete."""
     return [
         one for one in startups() if not one.row["unknown"] and (one.row["engine"], one.row["half"]) == (engine, half)
     ]

@@ -1,4 +1,4 @@
-"""Telemetry of servers: metrics and logs as engines print them, whose means are known."""
+"""Telemetry of servers: metrics and logs in the formats of engines, with known means."""
 
 import json
 
@@ -193,7 +193,7 @@ def test_the_command_line_takes_metrics(tmp_path, capsys):
         ("vllm:generation_tokens_total 1e300\n", r"counts no tokens"),
     ],
 )
-def test_metrics_that_cannot_be_used(tmp_path, capsys, text, wrong):
+def test_unusable_metrics_are_refused(tmp_path, capsys, text, wrong):
     path = tmp_path / "m.txt"
     path.write_text(text)
     with pytest.raises(InputError, match=wrong):

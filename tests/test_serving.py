@@ -365,7 +365,7 @@ def test_short_runs_are_not_reported_as_overload():
     assert math.isnan(replace(short, traffic=together).drained)
 
 
-def test_requests_without_an_answer_are_counted(tmp_path):
+def test_requests_without_output_are_counted(tmp_path):
     path = tmp_path / "own.csv"
     path.write_text("timestamp,prompt,gen\n0,100,10\n1,100,0\n2,100,20\n3,5,0\n")
     found = simulate("llama-3.1-8b", "h100-sxm", arrivals=path, bound=True)
@@ -1041,7 +1041,7 @@ def test_expected_run_matches_the_closed_form(both):
 
 
 @pytest.mark.parametrize(("model", "quant"), [("llama-3.1-8b", None), ("llama-3.1-8b", "fp8"), ("mixtral-8x7b", "fp8")])
-def test_steps_of_any_mixture_are_those_that_all_operators_are_expected_to_take(model, quant):
+def test_mixed_step_times_match_the_sum_over_operators(model, quant):
     """Tables of a few shapes stand for all: within 13 % of the expectation of the very step, and never below its
     bound.
     """
@@ -1063,7 +1063,7 @@ def test_steps_of_any_mixture_are_those_that_all_operators_are_expected_to_take(
 
 
 @pytest.mark.parametrize("device", ["h100-sxm", "l40s", "rtx-3090", "mi300x", "m3-max"])
-def test_steps_just_above_a_tile_are_those_that_all_operators_are_expected_to_take(device):
+def test_step_times_just_above_a_tile_match_the_sum_over_operators(device):
     """Tiles and kernels for few rows end at powers of two, where times jump."""
     steps = Steps(Setting.of("llama-3.1-8b", device), expected=True)
     kernels, plan, decode_plan = steps.setting.kernels, steps.setting.plan, steps.setting.decode_plan

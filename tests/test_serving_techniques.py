@@ -269,7 +269,7 @@ def test_preempted_request_hits_only_shared_blocks():
 
 
 def with_room(steps, tokens):
-    """The same on a device with memory for so many tokens of caches beside a step of 2048."""
+    """The same steps with KV-cache capacity for `tokens` tokens in addition to a step of 2048."""
     setting = steps.setting
     less = steps.kv_budget_bytes(2048) - tokens * float(steps.cache_bytes(1.0))
     return Steps(Setting.of(

@@ -77,7 +77,7 @@ QUOTING_PAGES = [str(page.relative_to(ROOT)) for page in PAGES if TRANSCRIPT.sea
         for name in QUOTING_PAGES
     ],
 )
-def test_commands_print_what_the_documentation_shows(name, monkeypatch, tmp_path):
+def test_documented_commands_print_the_shown_output(name, monkeypatch, tmp_path):
     fill_workplace(tmp_path)
     monkeypatch.chdir(tmp_path)
     page = ROOT / name

@@ -1,4 +1,4 @@
-"""Where models come from besides names and files: the Hugging Face hub, tried against a server of its paths."""
+"""Models from the Hugging Face hub, tested against a local server with the hub's paths."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_layers_that_share_a_choice_have_no_indexer():
         ({"index_topk_pattern": "FSSFSF"}, [0, 3, 5]),
     ],
 )
-def test_the_layers_with_an_indexer_are_where_the_config_says(said, own):
+def test_indexer_layers_follow_the_config(said, own):
     graph = _graph(**said)
     layers = [b.layers for b in graph.blocks if any(op.name == "indexer" for op in b.operators)]
     assert sorted(sum(layers, ())) == own

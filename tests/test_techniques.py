@@ -480,7 +480,7 @@ def test_a_draft_that_costs_nothing_gains_its_tokens_while_steps_wait_for_weight
     assert gains[-1] < 0.6
 
 
-def test_a_draft_that_cannot_be_laid_out_is_named():
+def test_layout_error_names_the_draft_model():
     with pytest.raises(InputError) as caught:
         analyze("mixtral-8x7b", "h100-sxm", layout="tp=8", techniques=[SPECULATIVE])
     assert str(caught.value) == (
@@ -798,7 +798,7 @@ def test_h2o_decode_steps_read_the_retained_keys_only():
 
 
 @pytest.mark.parametrize(("quant", "part"), [(None, 1 / 2), ("nvfp4", 13.5 / 18)])
-def test_sparse_products_take_as_long_as_the_rates_of_a_file_say(quant, part):
+def test_sparse_product_speedup_follows_the_sparse_rates_of_the_file(quant, part):
     """B300 gains a third from sparsity in fp4, and twice in other types."""
 
     def ops(techniques):
@@ -1280,7 +1280,7 @@ EQUALS = [pair for pair in combinations(techniques(), 2)
 
 @settings(max_examples=60)
 @given(st.sampled_from(EQUALS))
-def test_techniques_that_say_no_order_commute(pair):
+def test_techniques_without_a_declared_order_commute(pair):
     found, _ = tried(*map(written, pair))
     if found:
         other = replace(found, techniques=found.techniques[::-1])
@@ -1494,7 +1494,7 @@ def test_full_model_caches_keys_and_values_of_every_layer():
 
 
 def test_half_of_the_experts_is_a_model_with_four_of_eight(tmp_path):
-    """Mixtral's router, memory, OPs and weight traffic are those of a config with as many experts."""
+    """Router, memory, OPs and weight traffic equal those of a config with half of the experts."""
     config = {"model_type": "mixtral", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
               "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 1000, "num_experts_per_tok": 2,
               "torch_dtype": "float16"}  # fmt: skip

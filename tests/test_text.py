@@ -327,7 +327,7 @@ def test_large_numbers_are_formatted_readably():
 
 
 @pytest.mark.parametrize(("columns", "most"), [("80", 80), ("", None)])
-def test_a_pipe_is_as_wide_as_the_environment_says(capsys, monkeypatch, columns, most):
+def test_width_without_a_terminal_follows_the_environment(capsys, monkeypatch, columns, most):
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns:
         monkeypatch.setenv("COLUMNS", columns)

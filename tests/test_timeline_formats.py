@@ -158,7 +158,7 @@ def test_profiles_of_vllms_layers(tmp_path, llama):
         ({"decode_1": {"summary_stats": [{"entry": {}}]}}, "summary_stats must be a tree of entry and children"),
     ],
 )
-def test_profiles_of_layers_that_cannot_be_used(tmp_path, capsys, document, wrong):
+def test_unusable_layer_profiles_are_refused(tmp_path, capsys, document, wrong):
     (tmp_path / "t.json").write_text(json.dumps(document))
     assert main(["timeline", str(tmp_path / "t.json"), "llama-3.1-8b", "h100-sxm"]) == 2
     said = capsys.readouterr().err

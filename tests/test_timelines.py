@@ -394,7 +394,7 @@ def test_next_steps_name_the_largest_gaps_and_their_remedies(tmp_path, llama):
 
 
 def test_next_steps_name_the_options_of_the_engine(tmp_path):
-    """And the matrix products that most of their gap is in."""
+    """Next steps also name the matrix products with most of the gap."""
     longer = {"nvjet_down": 400}
     layer = tuple((name, longer.get(name, duration), pause) for name, duration, pause in LAYER)
     found = timeline(

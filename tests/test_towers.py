@@ -145,7 +145,7 @@ def test_parameters_equal_those_of_transformers(name):
         ("kimi-k2.5-vision", "kimi-k2.5"),
     ],
 )
-def test_a_tower_stands_before_the_language_model_that_ships_and_is_not_active(name, language):
+def test_vision_tower_precedes_the_shipped_language_model_and_is_not_active(name, language):
     whole, text = load_model(name), load_model(language)
     assert whole.graph.layers == text.graph.layers
     assert whole.active_parameters == text.active_parameters
@@ -236,7 +236,7 @@ def test_a_grid_of_tiles_is_as_near_as_can_be_to_the_shape_of_a_picture():
     assert closest_grid((100, 100), tile, least=3, most=12) == (2, 2)
 
 
-def test_pictures_are_put_into_tiles_with_the_least_room_to_spare():
+def test_image_tile_grid_minimizes_padding():
     tile = (336, 336)
     assert best_fit((336, 336), tile, most=16) == (1, 1)
     assert best_fit((337, 336), tile, most=16) == (2, 1)
@@ -258,7 +258,7 @@ def test_the_prompt_of_paligemma_sees_itself_both_ways():
 
 
 @pytest.mark.parametrize("name", SEEING)
-def test_without_pictures_and_in_decode_a_tower_does_nothing(name):
+def test_tower_does_nothing_without_images_and_in_decode(name):
     plan = analyze(name, "h200-sxm", prompt=4096, images=1)
     text = analyze(name, "h200-sxm", prompt=4096)
     towers = {block.name for block in load_model(name).graph.blocks if not block.main and block.stream != images(0)}
@@ -271,7 +271,7 @@ def test_without_pictures_and_in_decode_a_tower_does_nothing(name):
 
 
 @pytest.mark.parametrize("name", SEEING)
-def test_work_of_a_tower_grows_with_batch_and_pictures_alike(name):
+def test_tower_work_is_proportional_to_batch_times_images(name):
     graph = load_model(name).graph
     prompt = 4 * load_model(name).image_tokens
 
@@ -470,7 +470,7 @@ def test_invalid_image_options_are_refused(name, asked, message):
     assert str(caught.value) == message
 
 
-def test_a_sweep_over_pictures_is_the_analyses_one_by_one():
+def test_sweep_over_image_counts_equals_single_analyses():
     points = sweep("llava-1.5-7b", "h100-sxm", {"images": [0, 1, 3], "batch": [1, 4]}, prompt=2000, gen=5).to_frame()
     for row in points.itertuples():
         one = analyze("llava-1.5-7b", "h100-sxm", prompt=2000, batch=row.batch, gen=5, images=row.images)
@@ -533,7 +533,7 @@ def test_numbers_that_condition_dit_are_made_once_for_a_sequence():
 
 
 @pytest.mark.slow("counts in torch again")
-def test_towers_json_is_what_torch_counts_today(recounted):
+def test_towers_json_equals_a_torch_recount(recounted):
     """One of each kind is recounted: versions are pinned. Needs the extra `oracle`; skipped without it."""
     kinds = ("llava-1.5-7b", "qwen2-vl-2b", "gemma-3-4b-vision", "mistral-small-3.1-24b")
     recounted("make_towers.py", *kinds, "dinov2-base", "clip-vit-base-patch32")

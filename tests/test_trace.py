@@ -1,4 +1,4 @@
-"""Graphs traced from torch modules, against those that architectures build from the same configs."""
+"""Graphs traced from torch modules, compared with the architectures' graphs of the same configs."""
 
 import json
 import os

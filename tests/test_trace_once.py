@@ -411,7 +411,7 @@ def test_layers_of_torch(own):
     assert [m.attention for m in (both, causal)] == ["MHA bidirectional", "MHA"]
 
 
-def test_what_nothing_reads_is_left_out(own):
+def test_unused_operators_are_left_out_of_the_graph(own):
     graph = load_traced(own + "weighted").graph.then(flash_attention(2e5)).check()
     assert sum(isinstance(op, FlashAttention) for _, op in graph) == 1
     assert not any("mean" in op.name for _, op in graph)

@@ -84,7 +84,7 @@ def test_bound_only_predictions_have_no_interval_coverage(tmp_path):
     assert np.isnan(group.expected.covered)
 
 
-def test_a_table_that_is_as_its_profile_says_is_predicted_exactly(tmp_path):
+def test_table_generated_from_a_profile_is_predicted_exactly(tmp_path):
     path = tmp_path / "rows.csv"
     table().to_csv(path, index=False)
     scores = validate([predict(read(path), [ENTRY])])
@@ -124,7 +124,7 @@ def test_rows_that_cannot_be_predicted_stay_empty_and_are_counted(tmp_path, prof
     assert any(reason.startswith("dtype must be one of fp32, bf16") for reason in skipped)
 
 
-def test_element_wise_kernels_of_pytorch_are_launched_by_the_host_unless_a_row_says_otherwise(tmp_path):
+def test_pytorch_elementwise_kernels_are_host_launched_by_default(tmp_path):
     path = tmp_path / "rows.csv"
     row = {"gpu": "t4", "dtype": "fp32", "op": "add", "rows": 64, "bytes": 1e6, "time_us": 9}
     said = [("pytorch", ""), ("torch", 1), ("pytorch", 0), ("triton", ""), ("triton", 1)]
@@ -500,7 +500,7 @@ def test_calibrate_takes_an_existing_prior_profile(measured, profile, tmp_path, 
     assert not other.exists()
 
 
-def test_a_report_has_all_that_was_scored_and_asks_for_nothing_else(measured, profile, tmp_path, capsys):
+def test_report_has_all_scores_and_makes_no_requests(measured, profile, tmp_path, capsys):
     pytest.importorskip("plotly")
     out = tmp_path / "report.html"
     assert main(["validate", str(measured), "--profile", str(profile), "-o", str(out)]) == 0

@@ -141,7 +141,7 @@ def test_a_hostile_link_shows_a_page_with_a_notice(app, parts):
 @pytest.mark.parametrize(
     "name", ["/etc/passwd", "../models/gpt2.yaml", "models/gpt2.yaml", "os:getcwd", "org/name", "file:gpt2.json", "."]
 )
-def test_a_link_names_only_what_ships(name):
+def test_links_accept_shipped_names_only(name):
     found, notices = State.of_link(f"?model={name}&on={name}")
     assert found == State()
     assert notices
@@ -380,7 +380,7 @@ def test_results_equal_those_of_analyze(asked):
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=lambda s: s.link or "usual")
-def test_every_tab_shows_every_answer(asked):
+def test_every_tab_shows_every_setting(asked):
     found = results.device_results(asked)
     for tab in TABS.values():
         assert json.dumps(tab.show(found, asked).to_plotly_json(), default=lambda c: c.to_plotly_json())
@@ -766,7 +766,7 @@ def test_a_part_of_a_precision_leaves_the_others_as_they_are(quant, parts, then)
     assert fields.precision_text(parts, quant) == then
 
 
-def test_every_part_of_a_precision_can_be_asked_for():
+def test_every_precision_control_value_is_valid():
     for letter, (_, shorts) in fields.OPERANDS.items():
         for short in shorts:
             results.device_results(State(quant=fields.precision_text({letter: short})))

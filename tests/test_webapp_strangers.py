@@ -130,7 +130,7 @@ def test_no_parameter_of_a_technique_names_a_path_a_module_or_a_repository(watch
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "file:/etc/passwd", "os:abort", "a-b/c", "file:../x.json", "file:"])
-def test_names_of_models_and_devices_are_those_that_ship_or_labels_of_files(name):
+def test_model_and_device_names_are_shipped_names_or_file_labels(name):
     found, notices = State.of_link(fuzz_page.urlencode({"model": name, "on": name}))
     assert (found.model, found.on) == (State().model, State().on)
     assert len(notices) == 2
@@ -202,13 +202,13 @@ def test_invalid_setting_is_refused_in_one_line(server):
     assert answer.count(b"\n") == 1
 
 
-def test_mutated_requests_end_in_an_answer(server, watch):
+def test_mutated_requests_get_a_response(server, watch):
     """A few of the many that `python tests/fuzz_page.py` sends."""
     rng = random.Random(4)
     posted(server, watch, (body for body, _ in zip(fuzz_page.requests(server, rng), range(60), strict=False)))
 
 
-def test_a_local_server_answers_for_this_machine_alone():
+def test_local_server_answers_local_hosts_only():
     client = create(hosts=security.hosts_of("127.0.0.1")).server.test_client()
     for host, status in (
         ("localhost", 200), ("127.0.0.1:8050", 200), ("[::1]:8050", 200), ("LOCALHOST:1", 200),

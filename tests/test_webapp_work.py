@@ -28,7 +28,7 @@ def server():
 
 @pytest.fixture
 def no_time():
-    """A request whose time is used up."""
+    """A request over its CPU limit."""
     cpu_limit.start_limit(-1.0)
     yield
     cpu_limit.end_limit()

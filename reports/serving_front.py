@@ -99,7 +99,7 @@ def figure(loops: Sequence[ClosedLoop], targets: Targets) -> go.Figure:
 
     Loops within the targets are filled, those on the Pareto front ringed; `customdata` has their places.
     """
-    from .drawing import INK, PAPER, frame, lines
+    from .drawing import INK, PAPER, frame, lines, log_axis
 
     names = list(dict.fromkeys(one.name for one in loops))
     chart = frame(
@@ -128,8 +128,11 @@ def figure(loops: Sequence[ClosedLoop], targets: Targets) -> go.Figure:
             x=[one.numbers["speed"] for one in best], y=[one.numbers["per_device"] for one in best], mode="markers",
             name="Pareto front", hoverinfo="skip", marker={"symbol": "circle-open", "size": 15, "color": INK},
         )  # fmt: skip
-    chart.update_xaxes(title_text="tok/s per request", rangemode="tozero", exponentformat="none")
-    chart.update_yaxes(title_text="tok/s per device", rangemode="tozero", exponentformat="none")
+    for update, key, words in (
+        (chart.update_xaxes, "speed", "tok/s per request"), (chart.update_yaxes, "per_device", "tok/s per device"),
+    ):  # fmt: skip
+        values = [one.numbers[key] for one in loops if one.numbers[key] > 0]
+        update(title_text=words, **(log_axis(values, digits) if values else {}))
     return chart
 
 

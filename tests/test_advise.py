@@ -297,12 +297,12 @@ def test_advice_for_an_engine_has_only_features_the_engine_supports(deployed):
     assert "--max-num-seqs 32" in words
 
 
-def test_eagle_as_engines_run_it_helps_at_a_batch(deployed):
+def test_eagle_chain_drafting_speeds_up_a_batch(deployed):
     """With a tree of 25 candidates it would not; a chain of 3 is what vLLM and SGLang start with."""
     assert line(deployed.alone, "eagle").expected_gain > 1.3
 
 
-def test_a_device_gets_the_precisions_that_it_multiplies():
+def test_advised_precisions_have_matrix_units_on_the_device():
     asked = {"prompt": 64, "gen": 8, "without": ("draft", "model")}
     offered = {}
     for device in ("a100-sxm-80gb", "h100-sxm", "b200"):

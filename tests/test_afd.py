@@ -77,7 +77,7 @@ def test_step_time_is_the_largest_busy_time():
 
 
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v3", "gpt-oss-120b", "qwen3-235b-a22b", "jamba-v0.1"])
-def test_both_sides_together_run_what_one_device_runs(name):
+def test_attention_and_expert_sides_sum_to_one_device(name):
     free = ["scale_out.bandwidth=1e24 B/s"]
     found = afd(name, "h200-sxm", "h200-sxm", batch=[1, 64], micro_batches=1, hardware_set=free)
     setting = Setting.of(name, "h200-sxm")

@@ -1369,7 +1369,7 @@ def test_an_l2_cache_without_stacked_memory_is_as_fast_as_was_measured_of_both_g
     )  # of which it was not
 
 
-def test_an_l2_cache_is_as_fast_as_both_files_say():
+def test_l2_bandwidth_scales_by_both_device_files():
     known = kernel_fit("gemm", device="mi355x")
     own, device = (8000 / (8 * 16 * 128 * 2.4)), (5324.8 / (8 * 2048 * 2.1))
     assert scaled_parameters(find_device("mi300x"), known)["lambda"] == pytest.approx(

@@ -131,7 +131,7 @@ def test_memory_bars_are_grouped_by_phase_batch_and_length():
     assert [list(level) for level in figure.data[0].x] == [["decode<br>16 ×<br>1024"] * 2, ["W16A16", "W4A16"]]
 
 
-def test_memory_bars_mark_what_a_device_cannot_hold():
+def test_memory_bars_mark_misfits():
     cases = ((1, 1024, "prefill"), (16, 1024, "prefill"))
     figure = figures.memory_bars("llama-2-13b", "rtx-3090", cases=cases, accounting="survey")
     crosses = figure.data[-1]

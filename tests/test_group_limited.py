@@ -97,7 +97,7 @@ def test_inter_node_dispatch_bytes_of_deepseek_v3_by_hand():
     assert sent == pytest.approx(1000 * 7168 * (1 + 4 / 128) * nodes * 3 / 4)
 
 
-def test_models_are_limited_to_groups_where_their_configs_say_so():
+def test_group_limited_routing_follows_the_config():
     def limited(name):
         (found,) = {op.groups for _, op in load_model(name).graph if isinstance(op, Route)}
         return found

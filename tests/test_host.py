@@ -216,14 +216,14 @@ def test_engines_without_host_kernels_are_refused():
         setting("gpt-oss-20b", "experts", quant=None, engine="vllm")
 
 
-def test_one_more_layer_on_the_host_is_what_fits():
+def test_misfit_report_suggests_the_host_layers_that_fit():
     analysis = analyze("qwen3-30b-a3b", "rtx-2080", quant="Q4_K_M", engine="llama.cpp", host="core-i9-10900x",
                        on_host="experts=31")  # fmt: skip
     assert not analysis.memory.fits
     assert "fits with --on-host experts=34" in " ".join(str(analysis).split())
 
 
-def test_the_launch_command_places_what_the_host_computes():
+def test_launch_command_places_host_layers_and_experts():
     options = {"quant": "Q4_K_M", "engine": "llama.cpp", "host": CPU}
     experts = str(analyze("qwen3-30b-a3b", "rtx-4090", on_host="experts=36", **options))
     assert "--n-gpu-layers all --n-cpu-moe 36" in " ".join(experts.replace("\\\n", "").split())
@@ -242,7 +242,7 @@ def test_pages_have_the_roofline_of_the_device_and_the_split():
     assert result.to_dict()["best"] == result.best.on_host
 
 
-def test_a_split_says_that_the_host_lacks_memory():
+def test_split_report_states_insufficient_host_memory():
     result = split("gpt-oss-120b", "rtx-4090", host=CPU, host_set=("memory.capacity=32GiB",), bound=True)
     assert result.best is None
     assert "The host has 34.4 GB" in SPLIT.headline(result)

@@ -98,7 +98,7 @@ def test_products_use_the_matrix_units_of_their_generation(compiled, name, sm, i
 
 @pytest.mark.slow("compiles kernels")
 @pytest.mark.parametrize("name", ["gemm", "flash_attention"])
-def test_warps_on_hopper_are_specialized_where_tuning_asks_for_it(compiled, name):
+def test_hopper_warp_specialization_follows_the_tuning(compiled, name):
     launches = [one for one in compiled if (one["kernel"], one["sm"], one["place"]) == (name, 90, 0)]
     assert {"specialized=True" in one["tile"]: one["warps"] for one in launches} == {False: 8, True: 12}
     assert all("HGMMA" in dict(one["matrix"]) for one in launches)

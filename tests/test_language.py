@@ -108,7 +108,7 @@ def place(path, line):
 
 
 @pytest.mark.parametrize(("files", "openers"), [(PRODUCT, HEADLESS), (TESTS, HEADLESS_OF_TESTS)], ids=["code", "tests"])
-def test_docstrings_begin_with_what_they_describe_or_with_a_verb(files, openers):
+def test_docstrings_begin_with_a_noun_or_a_verb(files, openers):
     """Name the thing ("Fixed cost of a launch. [us]") or open with a verb ("Removes frames shorter than ...")."""
     headless = [
         f"{place(path, line)}: {text.splitlines()[0]}"
@@ -143,7 +143,7 @@ def test_names_are_words_of_the_field():
     assert not dialect, "\n".join(dialect)
 
 
-def test_rules_find_what_they_forbid():
+def test_rules_detect_violations():
     assert words("_MOST_OF") == {"most", "of"}
     assert words("TopKOf2") == {"top", "k", "of"}
     example = ast.parse('def of(found, least):\n    "Of all."\n    MOST = found\n')

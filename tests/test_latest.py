@@ -76,7 +76,7 @@ def _layer(graph, block, workload):
     return {name: (evaluate(w.ops, workload), evaluate(w.kv_bytes, workload)) for name, w in works.items()}
 
 
-def test_every_layer_of_a_searched_network_is_as_its_block_says():
+def test_searched_network_layers_follow_their_block_config():
     """MLPs of 2/3 x 1.5 x 768 and 2/3 x 0.75 x 768, the latter rounded up to 512; a norm before what there is."""
     h = 768
     kept = 2 * h * h + 2 * h * 2 * 96 + 3 * h * 768 + 2 * h

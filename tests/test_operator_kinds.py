@@ -44,7 +44,7 @@ def test_every_operator_has_a_declared_kind():
     assert undeclared == STANDING_FOR_OTHERS
 
 
-def test_symbols_tell_kinds_apart():
+def test_symbols_of_operator_kinds_are_distinct():
     symbols = [symbol for one in {one.kind for one in shipped()} if (symbol := kind_of(one).symbol) != "circle-open"]
     assert len(symbols) == len(set(symbols)) > 10
 

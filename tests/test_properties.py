@@ -261,7 +261,7 @@ def test_a_batch_takes_no_longer_together_than_one_by_one(graph: Graph, batch: i
 
 
 @given(graphs(), st.booleans(), balanced_devices(), workloads())
-def test_no_time_is_below_what_all_bytes_or_all_ops_alone_would_take(
+def test_time_is_at_least_bytes_over_bandwidth_and_ops_over_all_peaks(
     graph: Graph, flash: bool, hardware: Hardware, w: Workload
 ) -> None:
     result: Estimate = estimate(_graph(graph, "W16A16", flash=flash), w, hardware)

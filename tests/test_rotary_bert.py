@@ -55,12 +55,12 @@ def test_small_models_are_counted_as_transformers_and_torch_count_them(kind, hea
     assert (graph.parameters, flops) == counted
 
 
-def test_published_fields_of_nomic_say_the_same_as_those_of_transformers():
+def test_nomic_and_transformers_field_names_are_equivalent():
     renamed = {"model_type": "nomic_bert", **SIZES, "num_hidden_layers": 4, "type_vocab_size": 2}
     assert built(**NOMIC).parameters == built(**renamed).parameters
 
 
-def test_mlps_of_nomic_have_a_gate_where_their_file_says_so():
+def test_nomic_mlp_gate_follows_the_config():
     """All MLPs of transformers have a gate, whatever the activation; of width 64, it is 64 x 96 in each of 4."""
     gated = built(model_type="nomic_bert", **SIZES | {"num_hidden_layers": 4}, type_vocab_size=2, hidden_act="gelu")
     assert gated.parameters == built(**NOMIC).parameters == built(**NOMIC | {"activation_function": "geglu"}).parameters

@@ -195,7 +195,7 @@ def test_fetched_configs_are_cached_for_offline_use(models, endpoint):
 
 
 @pytest.mark.slow("fetches in a process of its own")
-def test_modelopts_file_is_fetched_where_the_config_says_nothing(models):
+def test_modelopt_file_is_fetched_when_the_config_has_no_quantization(models):
     Hub.asked.clear()
     _facts(models("org/quantized"))
     assert "/org/quantized/resolve/main/hf_quant_config.json" in Hub.asked

@@ -123,7 +123,7 @@ def test_a_format_that_has_every_operator_takes_no_all(capsys, form):
     )
 
 
-def test_a_row_of_several_blocks_is_named_by_what_they_have_in_common():
+def test_merged_row_is_named_by_the_common_part_of_its_blocks():
     table = merged(analyze("gemma-3n-e2b", "h200-sxm").phases.prefill)
     blocks = {row.title: [part.block for part in row.parts] for row in table}
     assert blocks["attention (local)"] == ["local_cut", "local", "local_borrowing"]

@@ -106,7 +106,7 @@ def test_predictions_are_the_rows_with_four_times(measured, profile, tmp_path):
     assert after["expected_source"].eq("calibrated on h100-sxm mine 1").all()
 
 
-def test_rows_that_cannot_be_predicted_stay_empty_and_are_counted(tmp_path, profile, capsys):
+def test_unpredictable_rows_stay_empty_and_are_counted(tmp_path, profile, capsys):
     frame = table(4)
     frame.loc[0, "gpu"], frame.loc[1, "M"], frame.loc[2, "dtype"] = "abacus", 0, "fp7"
     path, out = tmp_path / "rows.csv", tmp_path / "out.csv"

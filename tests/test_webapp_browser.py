@@ -415,7 +415,7 @@ def test_clearing_a_search_restores_the_list(page, server):
     assert found[1] == listed
 
 
-def test_techniques_are_found_by_what_they_do(page, server):
+def test_technique_search_matches_descriptions(page, server):
     open_page(page, f"{server}{PLAIN}")
     page.click("#techniques-chosen")
     page.keyboard.type("drafts gamma")

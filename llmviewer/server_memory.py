@@ -247,7 +247,7 @@ def capacity(setting: Setting, tokens: int | None = None) -> Capacity:
     reported = _reported(setting, pool) * ranks if pool.layers else None
     return Capacity(
         starts=not reason, reason=reason, kv_capacity_tokens=reported, max_model_len=pool.longest,
-        longest_model_len=_longest(pool), concurrency=int(min(at_once, limit)) * ranks, tokens=length,
+        longest_model_len=_longest(setting, pool), concurrency=int(min(at_once, limit)) * ranks, tokens=length,
         limiter="max_num_seqs" if limit < int(at_once) else "KV cache", total_bytes=server.total_bytes,
         used_bytes=budget.used, weight_bytes=budget.weights, activation_bytes=budget.activations,
         other_bytes=budget.other, pool_bytes=budget.pool,
@@ -410,7 +410,7 @@ def _reported(setting: Setting, pool: Pool) -> int:
     """Tokens of the KV cache of a rank as the engine reports them."""
     if pool.rules.pool != CONTEXT:
         return pool.tokens
-    return pool.longest * _slots(setting) if _slots(setting) else _longest(pool)
+    return pool.longest * _slots(setting) if _slots(setting) else _longest(setting, pool)
 
 
 def _slots(setting: Setting) -> int:
@@ -428,15 +428,15 @@ def _refusal(setting: Setting, pool: Pool, budget: _Budget) -> str:
         return f"{name} uses {si(budget.used)}B, and has no memory left for a KV cache: {budget.parts}"
     least_requests = _slots(setting) if pool.rules.pool == CONTEXT else int(pool.rules.needs_longest)
     if pool.requests(pool.longest) < least_requests:
-        longest = _longest(pool)
+        longest = _longest(setting, pool)
         hint = f"give --max-model-len {longest} or less" if longest else "none fits"
         return f"no request of max_model_len, {counted(pool.longest, 'token')}, fits the KV cache; {hint}"
     return ""
 
 
-def _longest(pool: Pool) -> int:
-    """The most tokens of a request with which one fits; 0 if none does."""
-    low, high = 0, pool.longest
+def _longest(setting: Setting, pool: Pool) -> int:
+    """The most tokens of a request, within the context of the model, with which one fits; 0 if none does."""
+    low, high = 0, min(pool.longest, setting.model.max_context or pool.longest)
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if pool.requests(middle) >= 1 else (low, middle - 1)

@@ -107,6 +107,8 @@ class Setting:
         )  # fmt: skip
         attention = values["attention"] or (engine.attention if engine else _default_attention(accounting))
         network = load_model(model) if isinstance(model, str) else model
+        if engine:
+            engine.check_starts(device, network.max_context)
         techniques = parse_techniques(values["techniques"])
         network = _with_mtp_layers(network, techniques) if values["mtp"] else network
         quant = _quant_of(values["quant"], techniques)

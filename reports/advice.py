@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
+from llmviewer.analyzing.notes import server_notes
 from llmviewer.serving.advice import Advice, assumptions
 from llmviewer.serving.steps import Steps
 from llmviewer.techniques import Requirement
@@ -78,7 +79,9 @@ def headline(result: Advice) -> str:
 
 def remarks(result: Advice) -> list[str]:
     """Assumptions, changes without room or beyond the targets, and of research those without gain or refused."""
-    sentences = [*_assumed(result)]
+    prompt_tokens = result.batch * result.prompt
+    limits = server_notes(result.base.setting, result.batch, prompt_tokens=prompt_tokens)
+    sentences = [*(f"{line[0].upper()}{line[1:]}." for line in limits), *_assumed(result)]
     if result.no_gain and result.research:
         sentences.append(f"No gain: {', '.join(line.name for line in result.no_gain)}.")
     if result.too_large:

@@ -7,13 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmviewer import Setting, analyze, capacity
+from llmviewer import Setting, advise, analyze, capacity, simulate
 from llmviewer._layout import data_dir
 from llmviewer.cli import main
 from llmviewer.devices.files import load_hardware
 from llmviewer.documents import read_yaml
+from llmviewer.errors import InputError
 from llmviewer.expectation.engines import PAGES, SPLIT, TOTAL, MemoryRules, engine_names, find_engine
+from llmviewer.reports.advice import REPORT as ADVICE
 from llmviewer.server_memory import Layers, Pool, visible_bytes
+from llmviewer.serving.saturation import max_throughput
 
 from .server_startups import DEVELOPED, HELD_OUT, startups
 
@@ -207,7 +210,7 @@ def test_programs_see_less_than_nvidia_smi():
 def test_report_states_whether_the_server_starts_and_its_kv_capacity(capsys):
     assert main(["analyze", "llama-3.1-8b", "rtx-4090", "--engine", "vllm"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2].startswith("server             vLLM 0.33 does not start: no request of max_model_len,")
+    assert " ".join(lines[2].split()).startswith("server vLLM 0.33 does not start: no request of max_model_len,")
     assert main(["analyze", "llama-3.1-8b", "rtx-4090", "--engine", "vllm", "--max-model-len", "8192"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "requests of 1,152 tokens at once, limited by KV cache" in text
@@ -228,3 +231,54 @@ def test_mistakes_get_one_line(capsys, options, said):
     captured = capsys.readouterr()
     assert said in captured.err
     assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "message"),
+    [("vllm", {"max_model_len": 131_073}, "max_model_len must be at most the 131,072 tokens"),
+     ("sglang", {"max_model_len": 131_073}, "max_model_len must be at most the 131,072 tokens"),
+     ("vllm", {"max_num_seqs": 8193}, "got 8,192 tokens of a step and 8,193 sequences"),
+     ("vllm", {"max_num_seqs": 8, "max_num_batched_tokens": 7}, "got 7 tokens of a step and 8 sequences"),
+     ("sglang", {"max_model_len": 1151}, "at least the 1,152 tokens of a request")],
+)  # fmt: skip
+def test_options_that_a_server_refuses_are_errors(engine, options, message):
+    """vllm/config/scheduler.py: verify_max_model_len(); sglang/srt/configs/model_config.py."""
+    with pytest.raises(InputError, match=message):
+        analyze("llama-3.1-8b", "h100-sxm", engine=engine, **options)
+
+
+def test_options_at_the_limits_of_a_server_are_accepted():
+    asked = {"max_model_len": 1152, "max_num_seqs": 8, "max_num_batched_tokens": 8}
+    assert analyze("llama-3.1-8b", "h100-sxm", engine="vllm", **asked).capacity.starts
+    longest = Setting.of("llama-3.1-8b", "h100-sxm", engine="llama.cpp", max_model_len=200_000)
+    assert capacity(longest).longest_model_len <= longest.model.max_context
+
+
+def test_vllm_runs_no_more_sequences_than_a_step_has_tokens():
+    """max_num_seqs is capped by max_num_batched_tokens unless given, vllm/engine/arg_utils.py."""
+    setting = Setting.of("llama-3.1-8b", "h100-sxm", engine="vllm", max_num_batched_tokens=4)
+    assert capacity(setting, 1152).concurrency == 4
+
+
+@pytest.mark.parametrize("run", [simulate, max_throughput])
+@pytest.mark.parametrize(
+    ("server", "argument"),
+    [({"max_num_seqs": 8}, {"max_batch": 300}), ({"max_num_batched_tokens": 512}, {"policy": "chunked:2048"}),
+     ({"max_model_len": 1151}, {})],
+)  # fmt: skip
+def test_arguments_that_contradict_the_server_are_errors(run, server, argument):
+    asked = {"rate": 5} if run is simulate else {}
+    with pytest.raises(InputError, match=next(iter(server))):
+        run("llama-3.1-8b", "h100-sxm", engine="vllm", **asked, **server, **argument)
+
+
+def test_a_batch_and_a_prefill_beyond_those_of_the_server_are_noted():
+    asked = {"engine": "vllm", "batch": 32}
+    larger, smaller = {"max_num_batched_tokens": 32 * 1024}, {"max_num_seqs": 16, "max_num_batched_tokens": 512}
+    plain, limited = (analyze("llama-3.1-8b", "h100-sxm", **asked, **own).remarks for own in (larger, smaller))
+    further = [note for note in limited if note not in plain]
+    assert any("batch 32 is more than vLLM runs, max_num_seqs 16" in note for note in further)
+    assert any("prefill is one pass of 32,768 tokens" in note and "at most 512 a step" in note for note in further)
+    assert not any("max_num" in note for note in plain)
+    text = " ".join(ADVICE.text(advise("llama-3.1-8b", "h100-sxm", **asked, max_num_seqs=8)).split())
+    assert "Batch 32 is more than vLLM runs, max_num_seqs 8" in text

@@ -29,7 +29,7 @@ from .facts import describe_hardware, describe_model, plain
 from .generation import GenerationResult
 from .measured import RatedMeasurement, rate_measurements
 from .measured import check as check_measured
-from .notes import notes, robot_notes
+from .notes import notes, robot_notes, server_notes
 from .phases import OperatorResult, Phases, phase, unmodelled_notes
 from .precision_effect import PrecisionEffect, precision_effect
 
@@ -206,6 +206,8 @@ def analyze(
     if batch_is_max:
         request = largest_request(setting, request, tpot=tpot)
     request.check_countable()
+    if setting.engine:
+        setting.engine.check_accepts(request.longest)
     return _analysis(setting, request, measured_values)
 
 
@@ -248,6 +250,7 @@ def _analysis(setting: Setting, request: Request, measured_values: Mapping[str, 
             *(_largest_note(setting, request, memory) if request.largest else _low_memory_note(setting, memory)),
             *robot_notes(setting.model, result, evaluation.gen),
             *notes(evaluation, generated=request.longest - request.prompt),
+            *server_notes(setting, request.batch, prompt_tokens=request.batch * request.prompt),
             *(_no_effect_note(setting, technique_effect) if technique_effect else ()),
             *(() if setting.bound else unmodelled_notes(phases)),
         ),

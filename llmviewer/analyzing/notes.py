@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Final
@@ -113,6 +113,28 @@ def notes(evaluation: Evaluation, *, generated: int) -> tuple[str, ...]:
             "no embedding, half the OPs of lm_head; for all other purposes use faithful accounting"
         )
     return tuple(sentences)
+
+
+def server_notes(setting: Setting, batch: int, *, prompt_tokens: int) -> Iterator[str]:
+    """Notes where a batch that runs at once is more than the server of the engine runs.
+
+    prompt_tokens  of all prompts
+    """
+    engine, layout = setting.engine, setting.layout
+    if engine is None:
+        return
+    limit, most = engine.default_on(setting.hardware).max_batch, engine.options.max_num_batched_tokens
+    if limit and batch > limit * layout.dp:
+        each = f" on each of {layout.dp} ranks" if layout.dp > 1 else ""
+        yield (
+            f"batch {batch:,} is more than {engine.title} runs, max_num_seqs {limit:,}{each}: times are of all at "
+            "once; llmviewer simulate has the queue"
+        )
+    if most and prompt_tokens > most * layout.dp:
+        yield (
+            f"prefill is one pass of {prompt_tokens:,} tokens here; {engine.title} takes at most {most:,} a step "
+            "(max_num_batched_tokens), as llmviewer simulate does"
+        )
 
 
 def robot_notes(model: Model, result: GenerationResult, generated: int) -> list[str]:

@@ -35,7 +35,7 @@ _SEVERAL_DEVICES: Final = 4  # from which graphs are larger
 _VERSION: Final = re.compile(r"\d+(\.\d+)*")
 _KEYS: Final = (
     "title", "note", "version", "sources", "kernels", "host", "frontend", "schedulers", "cache", "memory", "fused",
-    "row", "earlier",
+    "row", "limits", "earlier",
 )  # fmt: skip
 
 
@@ -252,6 +252,8 @@ class Engine:
     fused     names of fusions that its launches have
     row       row of the table; None if it has none
     options   options with which its server starts
+    keeps_within_context  whether it refuses a max_model_len beyond the longest context of the model
+    has_token_per_sequence  whether it refuses fewer tokens of a step than running sequences
     has_whole_passes  whether its whole passes were measured, but no single kernel (whole_passes.py)
     """
 
@@ -269,13 +271,45 @@ class Engine:
     fused: tuple[str, ...] = ()
     row: Row | None = None
     options: ServerOptions = AS_SHIPPED
+    keeps_within_context: bool = False
+    has_token_per_sequence: bool = False
     has_whole_passes: bool = False
     note: str
 
     def default_on(self, hardware: Hardware) -> Default:
         """The default scheduler on a device, by its memory and name."""
         *_, meant = (default for default in self.defaults if default.meant_on(hardware))
-        return meant.limited(self.options.max_num_seqs, self.options.max_num_batched_tokens)
+        tokens, max_batch = self.options.max_num_batched_tokens, self.options.max_num_seqs
+        if tokens and meant.max_batch and self.has_token_per_sequence:
+            max_batch = max_batch or min(meant.max_batch, tokens)
+        return meant.limited(max_batch, tokens)
+
+    def check_starts(self, hardware: Hardware, max_context: int | None) -> None:
+        """Raises InputError for options of the server with which it does not start.
+
+        max_context  longest context of the model; None or 0: unknown
+        """
+        length, scheduler = self.options.max_model_len, self.default_on(hardware)
+        if self.keeps_within_context and length and max_context and length > max_context:
+            raise InputError(
+                f"max_model_len must be at most the {max_context:,} tokens of the model's context, beyond which "
+                f"{self.title} does not start; got {length:,}"
+            )
+        sequences, tokens = scheduler.max_batch or 0, scheduler.tokens or 0
+        if self.has_token_per_sequence and sequences > tokens:
+            raise InputError(
+                f"max_num_batched_tokens must be at least max_num_seqs, or {self.title} does not start; got {tokens:,} "
+                f"tokens of a step and {sequences:,} sequences"
+            )
+
+    def check_accepts(self, tokens: int) -> None:
+        """Raises InputError if the server refuses a request of `tokens`, prompt and output."""
+        length = self.options.max_model_len
+        if length and tokens > length:
+            raise InputError(
+                f"max_model_len must be at least the {tokens:,} tokens of a request, prompt and output; {self.title} "
+                f"refuses longer ones; got {length:,}"
+            )
 
     @property
     def description(self) -> str:
@@ -332,7 +366,11 @@ def _read(name: str, version: str) -> Engine:
         memory=_memory(file.section("memory")) if file.has("memory") else None,
         fused=file.texts("fused"),
         row=_row(file.section("row")) if file.has("row") else None,
+        **{key: _plain(file.section("limits"), key, default=False) for key in _LIMITS if file.has("limits")},
     )  # fmt: skip
+
+
+_LIMITS: Final = ("keeps_within_context", "has_token_per_sequence")
 
 
 def _host(part: Section) -> Host:

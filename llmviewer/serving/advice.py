@@ -186,6 +186,8 @@ def advise(
         raise InputError("gen must be at least 2, because techniques are compared over a whole generation; got 1")
     if not setting.model.generates:
         raise InputError(f"{setting.model.name} does not generate: techniques are compared over a whole generation")
+    if setting.engine:
+        setting.engine.check_accepts(prompt + gen)
     base = Evaluation(setting=setting, batch=size["batch"], prompt=size["prompt"], gen=size["gen"])
     names = [one.name for one in setting.techniques]
     targets = Goals(ttft_s=ttft, tpot_s=tpot)

@@ -27,7 +27,7 @@ from .outcome import LOCKSTEP_SHARE, summary, waiting_for_prompts
 from .policy import Policy, parse_policy
 from .scheduler import WATERMARK
 from .server import serve_saturated
-from .simulation import check_requests, length_distributions, scheduling_options
+from .simulation import check_requests, check_server_options, length_distributions, scheduling_options
 from .steady import SteadyState, steady
 from .steps import OUTPUT_SAMPLES, Steps
 from .traffic import Traffic
@@ -250,6 +250,7 @@ def max_throughput(
     steps = Steps(setting)
     lengths = length_distributions(prompt_lengths, gen_lengths)
     sample = all_at_start(lengths, _MIN_REQUESTS, seed).with_acceptance(steps.acceptance_probabilities, seed)
+    check_server_options(setting.engine, policy, max_batch, int(np.max(sample.prompt + sample.gen)))
     unknown = "" if bound else steps.unknown
     runs = (steps,) if bound or unknown else (steps, Steps(setting, expected=True))
     if search_policy:

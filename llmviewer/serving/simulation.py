@@ -145,6 +145,7 @@ def simulate(
         )
     _check_hits(setting, traffic)
     bound = setting.bound
+    check_server_options(setting.engine, policy, max_batch, int(np.max(traffic.prompt + traffic.gen)))
     parsed_policy, block, engine_max_batch = scheduling_options(setting.engine, policy, block, device, setting.layout)
     default_max_batch = engine_max_batch or max(DEFAULT_MAX_BATCH, traffic.in_flight or 0)
     run_options: dict[str, Any] = {
@@ -234,6 +235,23 @@ def _check_hits(setting: Setting, traffic: Traffic) -> None:
             raise InputError(
                 f"{one.name} must be left out with arrivals, a trace file with the cached tokens of each prompt"
             )
+
+
+def check_server_options(engine: Engine | None, policy: str | None, max_batch: int | None, tokens: int) -> None:
+    """Raises InputError if an argument sets what an option of the server sets too, or if the server refuses requests.
+
+    tokens  of the longest request, prompt and output
+    """
+    if engine is None:
+        return
+    engine.check_accepts(tokens)
+    if max_batch is not None and engine.options.max_num_seqs:
+        raise InputError(f"max_batch must be left out with max_num_seqs, which is the same limit; got {max_batch}")
+    if policy and engine.options.max_num_batched_tokens:
+        raise InputError(
+            f"policy must be left out with max_num_batched_tokens, the tokens of a step of {engine.title}; got "
+            f"{policy!r}"
+        )
 
 
 def scheduling_options(

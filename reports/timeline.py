@@ -16,7 +16,7 @@ from llmviewer.timelines.elementwise import ElementwiseOfPass
 from llmviewer.timelines.kinds import IDLE, Part, PartOfPass, part_of_operator
 from llmviewer.timelines.launches import KernelSums
 from llmviewer.timelines.next_steps import NextStep
-from llmviewer.timelines.passes import MIXED
+from llmviewer.timelines.passes import MIXED, sole_phase
 from llmviewer.timelines.products import BY_SHAPE, ProductOfPass
 from llmviewer.units import counted, fold, seconds
 
@@ -82,15 +82,15 @@ def _recorded_text(result: Timeline) -> str:
 def remarks(result: Timeline) -> list[str]:
     """Differences from the analyzed request, the largest gaps, and launches that were not identified."""
     return [
-        *_other_request(result), *_other_operands(result), *_partial_passes(result), *gaps(result),
-        *_faster_than_bound(result), *_elementwise_below_bounds(result),
+        *_other_request(result), *_other_operands(result), *missing_communication(result), *_partial_passes(result),
+        *gaps(result), *_faster_than_bound(result), *_elementwise_below_bounds(result),
         *_unidentified(result), *_without_operators(result), *_averaged(result),
     ]  # fmt: skip
 
 
 def gaps(result: Timeline) -> list[str]:
-    """Parts that are slower than expected, and what closes the largest gaps."""
-    return [*_slower_parts(result), *_next_steps(result)]
+    """Parts that are slower than expected, gaps within the intervals, and what closes the largest gaps."""
+    return [*_slower_parts(result), *_uncertain_gaps(result), *_next_steps(result)]
 
 
 def _other_request(result: Timeline) -> list[str]:
@@ -132,7 +132,12 @@ def _other_operands(result: Timeline) -> list[str]:
     head_alone = shaped == {("lm_head",)}  # which has a row for each sequence
     if rows and rows != tokens and not towers and not head_alone:
         analyzed_rows = counted(tokens, "token")
-        sentences.append(f"Most matrix products have {counted(rows, 'row')}; the analyzed pass has {analyzed_rows}.")
+        request = result.analysis.request
+        prefill = result.phase == "decode" and rows == request.batch * request.prompt
+        hint = ", a prefill as many rows (--phase prefill)" if prefill else ""
+        sentences.append(
+            f"Most matrix products have {counted(rows, 'row')}; the analyzed pass has {analyzed_rows}{hint}."
+        )
     if types and not types & analyzed_types:
         names = (" or ".join(sorted(names)) for names in (types, analyzed_types))
         sentences.append("Matrix products are in {}; analyzed: {} (--quant).".format(*names))
@@ -166,6 +171,32 @@ def _slower_parts(result: Timeline) -> list[str]:
     ]
     reference = "the bound" if result.expected_s is None else "expected"
     return [f"Slower than {reference}: {'; '.join(texts)}."] if texts else []
+
+
+def _uncertain_gaps(result: Timeline) -> list[str]:
+    """Large gaps of parts within the intervals of their expected times, which are no evidence of slow kernels."""
+    excesses = [
+        (part.measured_s - part.expected_s, part)
+        for part in result.parts
+        if part.expected_s and part.expected_high_s and part.measured_s <= part.expected_high_s
+    ]
+    texts = [
+        f"{part.part} {_multiple_text(part.measured_s, part.expected_s or 0.0)}, {seconds(excess_s)} more "
+        f"({seconds(part.expected_low_s or 0.0)} to {seconds(part.expected_high_s or 0.0)}"
+        f"{'; ' * bool(reference := result.references.get(part.part, ''))}{reference})"
+        for excess_s, part in sorted(excesses, key=lambda excess: -excess[0])
+        if excess_s > _MIN_EXCESS_SHARE * result.time_s
+    ]
+    return [f"Slower than expected, within the interval: {'; '.join(texts)}."] if texts else []
+
+
+def missing_communication(result: Timeline) -> list[str]:
+    """A remark if the analyzed layout has communication and the recording has none."""
+    part = next((part for part in result.parts if part.part == Part.COMMUNICATION), None)
+    if part is None or part.launches or not part.bound_s:
+        return []
+    layout = result.analysis.inputs["layout"]
+    return [f"No kernel of communication was recorded; analyzed: {layout}. Give the recorded layout (--tp, --ep)."]
 
 
 def _next_steps(result: Timeline) -> list[str]:
@@ -290,7 +321,8 @@ def _averaged(result: Timeline) -> list[str]:
         spread = f", {seconds(float(np.quantile(each, 0.2)))} to {seconds(float(np.quantile(each, 0.8)))} (p20 to p80)"
     unit = "threads" if result.host else "devices"
     ranks = f" One of {result.devices} {unit} in the file." if result.devices > 1 else ""
-    return [f"Mean of {counted(mean.passes, 'pass', 'passes')}{spread}{excluded}.{ranks}"]
+    only = f"; the only recorded phase is {result.phase}" if sole_phase(result.recording) == result.phase else ""
+    return [f"Mean of {counted(mean.passes, 'pass', 'passes')}{spread}{excluded}{only}.{ranks}"]
 
 
 def basis(result: Timeline) -> str:

@@ -41,9 +41,19 @@ def remarks(result: RankedTimeline) -> list[str]:
     """The slowest rank, waiting, imbalance, overlap and bubbles; and what is slow on the slowest rank."""
     rank, slowest = result.ranks[result.slowest].rank, result.timelines[result.slowest]
     return [
-        *_slowest(result), *_experts(result), *_communication(result), *_pipeline(result),
+        *_other_layout(result), *one_rank.missing_communication(slowest), *_slowest(result), *_experts(result),
+        *_communication(result), *_pipeline(result),
         *(f"Rank {rank}: {sentence}" for sentence in one_rank.gaps(slowest)),
     ]  # fmt: skip
+
+
+def _other_layout(result: RankedTimeline) -> list[str]:
+    """A remark if the analyzed layout has another number of devices than ranks were recorded."""
+    devices = result.analysis.setting.layout.devices
+    if devices == len(result.ranks):
+        return []
+    layout = result.analysis.inputs["layout"] or "one device"
+    return [f"{counted(len(result.ranks), 'rank')} recorded; analyzed: {layout}, {counted(devices, 'device')}."]
 
 
 def _slowest(result: RankedTimeline) -> list[str]:

@@ -149,6 +149,23 @@ def test_folders_that_have_no_ranks(tmp_path, sharded, monkeypatch):
         compare_ranks({str(sums): read_timeline(sums, "decode")}, sharded, phase="decode", passes=None)
 
 
+def test_a_file_given_twice_is_refused(tmp_path, capsys):
+    written(tmp_path / "run", [recorded()])
+    path = tmp_path / "run" / "w0.json"
+    assert (
+        main(["timeline", str(path), str(tmp_path / "run" / ".." / "run" / "w0.json"), "llama-3.1-8b", "h100-sxm"]) == 2
+    )
+    assert capsys.readouterr().err == f"llmviewer: {path}: is given more than once; give one file for each rank\n"
+
+
+def test_another_number_of_ranks_than_the_layout_has_is_named(tmp_path, sharded):
+    for count, remark in ((1, "1 rank recorded; analyzed: tp=2, 2 devices."), (2, "")):
+        traces = written(tmp_path / str(count), [recorded(rank=rank) for rank in range(count)])
+        said = " ".join(REPORT.text(compare_ranks(traces, sharded, phase=None, passes=None)).split())
+        assert remark in said
+        assert ("recorded; analyzed" in said) == bool(remark)
+
+
 def test_ranks_without_numbers_have_those_of_their_names_or_their_order(tmp_path, sharded):
     trace = recorded()
     del trace["distributedInfo"]

@@ -18,11 +18,12 @@ from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.reports.timeline import REPORT
 from llmviewer.timelines.against import timeline
-from llmviewer.timelines.kinds import Part, marks_a_layer, parts_of
+from llmviewer.timelines.kinds import Part, marks_a_layer, mixes, parts_of
 from llmviewer.timelines.launches import RecordedSequences, parse_step
 from llmviewer.timelines.passes import MatrixProduct, named_request
 from llmviewer.timelines.products import identify
 from llmviewer.timelines.reading import read_timeline
+from llmviewer.units import seconds
 
 # As vLLM 0.7 to 0.30, SGLang, TensorRT-LLM, llama.cpp and PyTorch name them in profiles that their users published.
 NAMES = {
@@ -308,7 +309,7 @@ def test_ranges_of_the_host_name_the_kernels_that_they_launched(tmp_path):
     assert named_request(found, "decode") == {"batch": 8, "kv_len": 2005}
     with pytest.raises(
         InputError,
-        match=r"none of the 4 .* is a prefill alone: 8 decodes; 1 prompt \(5 tokens\) and 8 de.*--phase mixed",
+        match=r"none of the 4 .* is a prefill alone: 8 decodes; 1 prompt \(5 tokens\) and .*--phase decode or mixed ",
     ):
         timeline(path, analyze("llama-3.1-8b", "h100-sxm"), phase="prefill")
 
@@ -397,12 +398,92 @@ def test_next_steps_name_the_options_of_the_engine(tmp_path):
     """Next steps also name the matrix products with most of the gap."""
     longer = {"nvjet_down": 400}
     layer = tuple((name, longer.get(name, duration), pause) for name, duration, pause in LAYER)
-    found = timeline(
-        written(tmp_path / "t.json", laid([layer] * 4)), analyze("llama-3.1-8b", "h100-sxm", batch=8, engine="sglang")
-    )
+    path = written(tmp_path / "t.json", laid([layer] * 4))
+    found = timeline(path, analyze("llama-3.1-8b", "h100-sxm", batch=8, engine="sglang", quant="fp8"))
     said = " ".join(REPORT.text(found).split())
-    assert re.search(r"these shapes \(SGLang: [^;]+\); matrix products: .* of it in down_proj\.", said)
+    assert re.search(r"these shapes \(SGLang: --fp8-gemm-backend\); matrix products: .* of it in down_proj\.", said)
     assert "vLLM" not in said.split("1. Expected")[1]
+
+
+@pytest.mark.parametrize(
+    ("engine", "quant", "options"),
+    [
+        ("sglang", None, ""), ("vllm", None, ""), ("tensorrt-llm", None, " (TensorRT-LLM: enable_autotuner)"),
+        ("vllm", "W4A16", " (vLLM: --linear-backend)"), ("sglang", "nvfp4", " (SGLang: --fp4-gemm-backend)"),
+    ],
+)  # fmt: skip
+def test_remedies_name_options_for_the_formats_of_the_weights(tmp_path, engine, quant, options):
+    """vLLM's and SGLang's options choose kernels of quantized weights alone."""
+    layer = tuple((name, 900 if name == "nvjet_down" else duration, pause) for name, duration, pause in LAYER)
+    analysis = analyze("llama-3.1-8b", "b200", batch=8, engine=engine, quant=quant)
+    found = timeline(written(tmp_path / "t.json", laid([layer] * 4)), analysis)
+    products = next(step for step in found.next_steps if step.part == Part.PRODUCTS)
+    assert products.remedy == "another kernel library, or tuned tile sizes for these shapes" + options
+
+
+def test_a_large_gap_within_its_interval_is_named_with_it(tmp_path):
+    """Matrix products at the middle between their expected time and the upper end of its interval."""
+    analysis = analyze("llama-3.1-8b", "mi300x", batch=8, engine="vllm")
+
+    def recorded(scale):
+        laid_out = [
+            tuple((name, duration * scale if "nvjet" in name else duration, pause) for name, duration, pause in LAYER)
+        ] * 4
+        found = timeline(written(tmp_path / "t.json", laid(laid_out)), analysis)
+        return found, next(part for part in found.parts if part.part == Part.PRODUCTS)
+
+    _, once = recorded(1)
+    _, twice = recorded(2)
+    middle_s = (once.expected_s + once.expected_high_s) / 2
+    found, part = recorded(1 + (middle_s - once.measured_s) / (twice.measured_s - once.measured_s))
+    assert part.expected_s < part.measured_s < part.expected_high_s
+    assert part.measured_s - part.expected_s > 0.05 * found.time_s
+    assert Part.PRODUCTS not in [step.part for step in found.next_steps]
+    said = " ".join(REPORT.text(found).split())
+    ends = f"{seconds(part.expected_low_s)} to {seconds(part.expected_high_s)}; {found.references[Part.PRODUCTS]}"
+    more = f"{seconds(part.measured_s - part.expected_s)} more"
+    assert (
+        f"within the interval: matrix products {part.measured_s / part.expected_s:.2g}x expected, {more} ({ends})"
+        in said
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "phase"),
+    [
+        ("step[EXTEND bs=8 toks=512]", "prefill"), ("step[DECODE bs=8]", "decode"),
+        ("execute_context_1(64)_generation_7(7)", "mixed"),
+    ],
+)  # fmt: skip
+def test_the_only_recorded_phase_is_the_default(tmp_path, capsys, name, phase):
+    launches = list(laid([LAYER] * 3))
+    path = written(tmp_path / "t.json", launches, steps=[(name, launches[0][1] - 1)])
+    assert main(["timeline", str(path), "llama-3.1-8b", "h100-sxm"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"recorded {phase} in t.json" in said
+    assert f"the only recorded phase is {phase}." in said
+    other = "prefill" if phase == "decode" else "decode"
+    assert main(["timeline", str(path), "llama-3.1-8b", "h100-sxm", "--phase", other]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"llmviewer: {path}: phase must be of recorded passes")
+    assert f"--phase {phase} compares" in error
+
+
+def test_fused_attention_is_not_compared_with_eager_attention(tmp_path):
+    path = written(tmp_path / "t.json", laid([LAYER] * 3))
+    with pytest.raises(InputError, match=r"t\.json: has kernels of fused attention \(.*flash_fwd.*--attention flash$"):
+        timeline(path, analyze("llama-3.1-8b", "h100-sxm", batch=8, engine="huggingface"))
+
+
+def test_eager_attention_mixes_tokens_once_in_each_layer():
+    operators = analyze("llama-3.1-8b", "h100-sxm", attention="eager").phases.decode.operators
+    assert sum(op.repeat for op in operators if mixes(op)) == LAYERS
+
+
+def test_a_layout_with_communication_is_doubted_if_none_was_recorded(tmp_path):
+    found = timeline(written(tmp_path / "t.json", laid([LAYER] * 3)), analyze("llama-3.1-8b", "h100-sxm", tp=2))
+    said = " ".join(REPORT.text(found).split())
+    assert "No kernel of communication was recorded; analyzed: tp=2. Give the recorded layout (--tp, --ep)." in said
 
 
 def test_a_trace_of_a_larger_model_is_refused(tmp_path):
@@ -472,7 +553,7 @@ def test_passes_that_repeat_are_found_wherever_a_file_begins(tmp_path, llama, na
 
 def test_layers_that_repeat_are_no_passes(tmp_path, llama):
     kernels = [(name.replace("flash_fwd_splitkv", "mine"), *rest) for name, *rest in laid([LAYER])]
-    with pytest.raises(InputError, match=r"^the number of recorded passes is unknown: no kernel"):
+    with pytest.raises(InputError, match=r"t\.json: the number of recorded passes is unknown: no kernel"):
         timeline(written(tmp_path / "t.json", kernels), llama)
 
 
@@ -605,7 +686,7 @@ def test_a_missing_file_and_a_phase_there_is_not(tmp_path, llama):
         timeline(tmp_path / "t.json", llama)
     path = written(tmp_path / "t.gz", laid([LAYER] * 3))
     with pytest.raises(InputError, match=r"^phase must be prefill of bert-base-uncased; got 'decode'$"):
-        timeline(path, analyze("bert-base-uncased", "h100-sxm"))
+        timeline(path, analyze("bert-base-uncased", "h100-sxm"), phase="decode")
 
 
 @pytest.mark.parametrize("stage", [1, 2])

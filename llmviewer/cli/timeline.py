@@ -49,8 +49,8 @@ def _size(_: click.Context, __: click.Parameter, text: str) -> int:
     "--phase",
     choices=("decode", "prefill", "mixed"),
     help_text="Passes to compare, if several kinds were recorded: decode: the most frequent; prefill: the longest; "
-    "mixed: those that do both, with the sequences that the engine named.",
-    default="decode",
+    "mixed: those that do both, with the sequences that the engine named. If not given, the only kind that the engine "
+    "named, else decode.",
 )
 @shared.number("--passes", "Forward passes in the file; if not given, counted by the layers of the model.")
 @shared.number("--stage", "Pipeline stage (--pp) of the recorded device; the first is 1.")
@@ -83,7 +83,7 @@ def timeline(
     files: tuple[Path, ...],
     *,
     options: SettingOptions,
-    phase: str,
+    phase: str | None,
     passes: int | None,
     stage: int | None,
     max_bytes: int,
@@ -149,7 +149,7 @@ def _read_timeline(
     request: Mapping[str, Any],
     options: SettingOptions,
     *,
-    phase: str,
+    phase: str | None,
     passes: int | None,
     stage: int | None,
     max_bytes: int,
@@ -167,7 +167,7 @@ def _read_ranks(
     request: Mapping[str, Any],
     options: SettingOptions,
     *,
-    phase: str,
+    phase: str | None,
     passes: int | None,
     max_bytes: int,
 ) -> RankedTimeline:
@@ -183,26 +183,26 @@ def _read_ranks(
     return compare_ranks(recordings, analysis, phase=phase, passes=passes)
 
 
-def _recording(file: Path, phase: str, max_bytes: int) -> RecordedLaunches | KernelSums:
+def _recording(file: Path, phase: str | None, max_bytes: int) -> RecordedLaunches | KernelSums:
     from ..timelines.reading import read_timeline
 
     if not file.exists():
         raise InputError(f"{file}: no such file; the trace comes first: llmviewer timeline FILE MODEL HARDWARE")
     read = with_progress(read_timeline, "MB", several="MB", scale=10**6, verb="read")
-    return read(file, phase, max_bytes=max_bytes)
+    return read(file, phase or "decode", max_bytes=max_bytes)
 
 
 def _analysis(
-    recording: RecordedLaunches | KernelSums, request: Mapping[str, Any], options: SettingOptions, phase: str
+    recording: RecordedLaunches | KernelSums, request: Mapping[str, Any], options: SettingOptions, phase: str | None
 ) -> Analysis:
     """The analysis of a recording; batch and lengths that are not given come from the engine's pass names."""
     from ..analyzing.analysis import analyze
-    from ..timelines.passes import named_request
+    from ..timelines.passes import named_request, sole_phase
 
     context = click.get_current_context()
     named = {
         name: value
-        for name, value in named_request(recording, phase).items()
+        for name, value in named_request(recording, phase or sole_phase(recording) or "decode").items()
         if context.get_parameter_source(name) is ParameterSource.DEFAULT
     }
     return analyze(**{**request, **named}, **options)

@@ -15,6 +15,7 @@ from ..analyzing.analysis import Analysis
 from ..analyzing.phases import OperatorResult, Phase, Total, mixed_phase
 from ..errors import InputError
 from ..parallel.pipeline import SEND
+from ..parameters import AttentionMode
 from ..records import frozen
 from ..setting import Setting, whole_number
 from ..workload import Workload
@@ -34,11 +35,12 @@ from .kinds import (
 )
 from .launches import KernelSums, RecordedLaunches
 from .next_steps import NextStep, next_steps
-from .passes import MIXED, MeanPass, mean_pass, mixed_workload
+from .passes import MIXED, MeanPass, mean_pass, mixed_workload, sole_phase
 from .products import IdentifiedProducts, Place, ProductOfPass, identify, product_counts
 from .reading import MAX_UNPACKED, read_timeline
 
 SCHEMA_VERSION: Final = 1
+_MAX_NAME_CHARS: Final = 60  # characters of a kernel in an error
 _EAGER: Final = 2  # products of a layer's eager attention
 _ANOTHER_MODEL: Final = 1.5  # times as many kernels of products as the model has, beyond which it was another one
 
@@ -160,11 +162,22 @@ class Timeline:
             idle_s=self.idle_by_cause if gpu else {},
             host_s=self.host_s or 0.0,
             engine=engine.name if engine else "",
-            references=self._references,
+            references=self.references,
+            weight_formats=self._weight_formats,
         )
 
     @property
-    def _references(self) -> Mapping[str, str]:
+    def _weight_formats(self) -> Mapping[str, frozenset[str]]:
+        """Names of the formats of weights in each part."""
+        parts = {op.name: part_of_operator(op) for op in self.operators}
+        formats: dict[str, set[str]] = {}
+        for _, op in self.analysis.setting.graph:
+            if op.name in parts:
+                formats.setdefault(parts[op.name], set()).update(weight.format.name for weight in op.weights)
+        return {part: frozenset(names) for part, names in formats.items()}
+
+    @property
+    def references(self) -> Mapping[str, str]:
         """Source of the expected time of each part: that of its longest operator."""
         longest: dict[str, OperatorResult] = {}
         for op in sorted(self.operators, key=lambda op: op.expected_time_s or 0.0):
@@ -228,7 +241,7 @@ def timeline(
     file: str | Path,
     analysis: Analysis,
     *,
-    phase: str = "decode",
+    phase: str | None = None,
     passes: int | None = None,
     stage: int | None = None,
     max_bytes: int = MAX_UNPACKED,
@@ -237,14 +250,15 @@ def timeline(
 
     file       file of a profiler, one of reading.FORMATS; with several ranks, of one rank
     analysis   analysis with the model, device, batch, lengths, precision and layout of the recording
-    phase      "prefill", "decode" or "mixed" (passes that do both, as the engine names them): the passes to compare
+    phase      "prefill", "decode" or "mixed" (passes that do both, as the engine names them): the passes to compare;
+               None: the phase of all passes that the engine named, else decode, or prefill if the model has no other
     passes     number of passes in the file; None: as named by the engine, else counted by launches that mix tokens
     stage      pipeline stage of the recorded device, from 1
     max_bytes  largest size of the file, unpacked [B]
 
     Raises InputError, with one line of text, if an argument or the file is invalid.
     """
-    recording = read_timeline(Path(file), phase, max_bytes=whole_number("max_bytes", max_bytes))
+    recording = read_timeline(Path(file), phase or "decode", max_bytes=whole_number("max_bytes", max_bytes))
     return compare_recording(recording, analysis, file=str(file), phase=phase, passes=passes, stage=stage)
 
 
@@ -253,11 +267,12 @@ def compare_recording(
     analysis: Analysis,
     *,
     file: str,
-    phase: str,
+    phase: str | None,
     passes: int | None,
     stage: int | None,
 ) -> Timeline:
     """Compares a recording that was read already; `file` is its name in errors."""
+    phase = phase or default_phase(recording, analysis)
     passes = None if passes is None else whole_number("passes", passes)
     phases = dict(analysis.phases)
     if analysis.model.generates:
@@ -276,10 +291,19 @@ def compare_recording(
             "them by; give it (--passes N)"
         )
     parts = parts_of(set(recording.names), operators)
+    fused_attention = _attention_kernel(parts) if analysis.setting.attention is AttentionMode.EAGER else None
+    if fused_attention:
+        raise InputError(
+            f"{file}: has kernels of fused attention ({fused_attention[:_MAX_NAME_CHARS]}), and the analysis is of "
+            "eager attention; give --attention flash"
+        )
     graph = analysis.setting.decode_graph if phase == "decode" else analysis.setting.graph
     graph = graph if stage is None else graph.of_stage(stage - 1)
     min_products, max_products = product_counts(graph, operators)
-    mean = mean_pass(recording, parts, layers=layers, products=min_products, passes=passes, phase=phase)
+    try:
+        mean = mean_pass(recording, parts, layers=layers, products=min_products, passes=passes, phase=phase)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
     if phase == MIXED:
         request = analysis.request
         workload = mixed_workload(mean.steps, prompt=request.prompt, kv_len=request.kv_len or request.prompt + 1)
@@ -323,6 +347,17 @@ def compare_recording(
         of_phase=of_phase,
         part_by_name={**parts, **{kernel.name: Part(kernel.part) for kernel in kernels}},
     )
+
+
+def default_phase(recording: RecordedLaunches | KernelSums, analysis: Analysis) -> str:
+    """The phase to compare if none is given."""
+    return (sole_phase(recording) or "decode") if analysis.model.generates else "prefill"
+
+
+def _attention_kernel(parts: Mapping[str, Part]) -> str | None:
+    """A kernel that computes the attention of a layer in one launch; None if there is none."""
+    kernels = (name for name, part in parts.items() if part is Part.ATTENTION and marks_a_layer(name, part))
+    return min(kernels, default=None)
 
 
 def _stage_operators(phase: Phase, stage: int | None) -> Sequence[OperatorResult]:

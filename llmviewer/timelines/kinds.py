@@ -83,6 +83,7 @@ EMBEDS: Final = re.compile(r"^aten::embedding|(?<!rotary_)embedding_?kernel|inde
 SUMS_UP: Final = re.compile(r"split_?k_?reduce|reduce_?split", re.IGNORECASE)  # beside the product itself
 _MIXERS: Final = (Attention.kind, LinearScan.kind)
 _BESIDE_MIXERS: Final = ("indexer",)  # operators of these kinds that choose tokens for one that mixes them
+_EAGER_SCORES: Final = ("qk_matmul", "softmax")  # ends of names of operators before the one that mixes tokens
 _GROUPS: Final[Mapping[OperatorGroup, Part]] = {
     OperatorGroup.LINEAR: Part.PRODUCTS, OperatorGroup.HEAD: Part.PRODUCTS, OperatorGroup.EXPERTS: Part.EXPERTS,
     OperatorGroup.ATTENTION: Part.ATTENTION, OperatorGroup.STATE: Part.STATE,
@@ -107,7 +108,7 @@ def part_of_operator(op: OperatorResult) -> Part:
 
 def mixes(op: OperatorResult) -> bool:
     """Whether an operator mixes tokens in one launch per layer, by which layers are counted."""
-    return op.kind in _MIXERS and op.name not in _BESIDE_MIXERS
+    return op.kind in _MIXERS and op.name not in _BESIDE_MIXERS and not op.name.endswith(_EAGER_SCORES)
 
 
 def parts_of(names: Iterable[str], operators: Iterable[OperatorResult]) -> dict[str, Part]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import yaml
 
@@ -57,6 +57,7 @@ def next_steps(
     host_s: float = 0.0,
     engine: str = "",
     references: Mapping[str, str] = MappingProxyType({}),
+    weight_formats: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> tuple[NextStep, ...]:
     """The largest gaps of a recorded pass that are worth closing, the largest first.
 
@@ -65,6 +66,7 @@ def next_steps(
     host_s  expected idle time [s]
     engine  the engine whose options are named; "": all
     references  source of the expected time of each part
+    weight_formats  names of the formats of weights in each part, which some options are for
     """
     gaps = sorted([*_gaps(parts), *_idle_gaps(idle_s, host_s)], key=lambda gap: -gap.gap_s)
     return tuple(
@@ -72,7 +74,9 @@ def next_steps(
             part=gap.part,
             gap_s=gap.gap_s,
             speed_up=time_s / (time_s - gap.gap_s),
-            remedy=_remedy(f"{gap.part}: {gap.cause}" if gap.cause else gap.part, engine),
+            remedy=_remedy(
+                f"{gap.part}: {gap.cause}" if gap.cause else gap.part, engine, weight_formats.get(gap.part, ())
+            ),
             cause=gap.cause,
             bound_speed_up=time_s / (time_s - gap.above_bound_s),
             reference=references.get(gap.part, ""),
@@ -99,19 +103,27 @@ def _idle_gaps(idle_s: Mapping[IdleCause, float], host_s: float) -> Iterator[_Ga
         yield _Gap(IDLE, cause.value, idle_s[cause] - covered_s, idle_s[cause])
 
 
-def _remedy(name: str, engine: str) -> str:
+def _remedy(name: str, engine: str, weight_formats: Collection[str]) -> str:
     """Text on closing a gap, with the options of an engine, or of all; those that share one are named together."""
     texts = _remedies()[name]
     engines_by_option: dict[str, list[str]] = {}
     for key, title in _ENGINES.items():
-        if key in texts and engine in ("", key):
-            engines_by_option.setdefault(texts[key], []).append(title)
+        if engine in ("", key) and (option := _option(texts.get(key, ""), weight_formats)):
+            engines_by_option.setdefault(option, []).append(title)
     options = "; ".join(f"{' and '.join(titles)}: {option}" for option, titles in engines_by_option.items())
-    return f"{texts['remedy']} ({options})" if options else texts["remedy"]
+    remedy: str = texts["remedy"]
+    return f"{remedy} ({options})" if options else remedy
+
+
+def _option(option: str | Mapping[str, str], weight_formats: Collection[str]) -> str:
+    """The option of an engine; of options by format, those for the formats of the weights; "" if there is none."""
+    if isinstance(option, str):
+        return option
+    return " and ".join(dict.fromkeys(text for name, text in option.items() if name in weight_formats))
 
 
 @cache
-def _remedies() -> Mapping[str, Mapping[str, str]]:
+def _remedies() -> Mapping[str, Mapping[str, Any]]:
     """Texts by part and by cause of idle time."""
-    remedies: Mapping[str, Mapping[str, str]] = yaml.safe_load(_REMEDIES.read_text(encoding="utf-8"))
+    remedies: Mapping[str, Mapping[str, Any]] = yaml.safe_load(_REMEDIES.read_text(encoding="utf-8"))
     return remedies

@@ -149,6 +149,19 @@ def mean_pass(
     )  # fmt: skip
 
 
+def sole_phase(recording: RecordedLaunches | KernelSums) -> str | None:
+    """The phase of all passes that the engine named; None if it named none, or passes of several phases."""
+    steps = recording.steps if isinstance(recording, RecordedLaunches) else ()
+    phases = _phases(steps)
+    return phases[0] if len(phases) == 1 and not any(step.undivided for step in steps) else None
+
+
+def _phases(steps: Iterable[EngineStep]) -> list[str]:
+    """The phases of named passes: prefill, decode or mixed, in order of their first pass."""
+    of_steps = (step.phases for step in steps if step.phases and not step.undivided)
+    return list(dict.fromkeys(MIXED if len(phases) > 1 else phases[0] for phases in of_steps))
+
+
 def named_request(recording: RecordedLaunches | KernelSums, phase: str) -> dict[str, int]:
     """Batch and lengths of the passes of a phase that the engine named: of their most frequent number of sequences.
 
@@ -414,8 +427,8 @@ def _named(steps: Sequence[EngineStep], phase: str) -> list[int]:
     phases = ("prefill", "decode") if phase == MIXED else (phase,)
     places = [place for place, step in enumerate(steps) if step.phases == phases and not step.undivided]
     if not places:
-        mixed = any(len(step.phases) > 1 and not step.undivided for step in steps)
-        hint = "; --phase mixed compares those that prefill and decode" if mixed else ""
+        recorded = _phases(steps)
+        hint = f"; --phase {' or '.join(recorded)} compares those that were recorded" if recorded else ""
         description = "prefills and decodes" if phase == MIXED else f"is a {phase} alone"
         kinds = "; ".join(dict.fromkeys(map(str, steps[:_MAX_NAMED_PASSES])))
         raise InputError(

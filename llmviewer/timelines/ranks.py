@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field
 from functools import cached_property
@@ -17,7 +18,7 @@ from .. import __version__
 from ..analyzing.analysis import Analysis
 from ..errors import InputError
 from ..records import frozen
-from .against import Timeline, compare_recording
+from .against import Timeline, compare_recording, default_phase
 from .kinds import Part
 from .launches import KernelSums, RecordedLaunches
 
@@ -151,7 +152,7 @@ class RankedTimeline:
 def rank_files(paths: Sequence[Path]) -> list[Path]:
     """The files of a run: those given, and of a folder those that may be traces, by name.
 
-    Raises InputError if a folder has none, or there are too many.
+    Raises InputError if a folder has none, a file is given twice, or there are too many.
     """
     files: list[Path] = []
     for path in paths:
@@ -164,6 +165,10 @@ def rank_files(paths: Sequence[Path]) -> list[Path]:
             files.append(path)
     if len(files) > MAX_RANKS:
         raise InputError(f"at most {MAX_RANKS:,} files of ranks are read; got {len(files):,}")
+    counts = Counter(file.resolve() for file in files)
+    repeated = next((file for file in files if counts[file.resolve()] > 1), None)
+    if repeated:
+        raise InputError(f"{repeated}: is given more than once; give one file for each rank")
     return files
 
 
@@ -176,17 +181,23 @@ def devices_of(path: Path, recording: RecordedLaunches | KernelSums) -> dict[str
 
 
 def compare_ranks(
-    recordings: Mapping[str, RecordedLaunches | KernelSums], analysis: Analysis, *, phase: str, passes: int | None
+    recordings: Mapping[str, RecordedLaunches | KernelSums],
+    analysis: Analysis,
+    *,
+    phase: str | None,
+    passes: int | None,
 ) -> RankedTimeline:
     """Compares the recordings of ranks with an analysis and with each other.
 
     recordings  by name of their file, or of their device in it
+    phase       as in `timeline`; None: of the first recording
 
     Raises InputError if a recording has only sums by kernel, or is invalid.
     """
     for name, recording in recordings.items():
         if isinstance(recording, KernelSums):
             raise InputError(f"{name}: has sums by kernel; ranks are compared by their launches in time")
+    phase = phase or default_phase(next(iter(recordings.values())), analysis)
     numbers = _rank_numbers(recordings)
     stages = analysis.setting.layout.pp
     ranks_in_run = max(analysis.setting.layout.devices, max(numbers) + 1)

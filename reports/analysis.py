@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,10 +13,11 @@ from llmviewer.analyzing.facts import plain
 from llmviewer.analyzing.phases import Phase
 from llmviewer.analyzing.precision_effect import TOTAL, PrecisionEffect
 from llmviewer.devices.hardware import Hardware
-from llmviewer.expectation.engines import find_engine
+from llmviewer.expectation.engines import AS_SHIPPED, find_engine
+from llmviewer.server_memory import Capacity
 from llmviewer.units import counted, fold, seconds, si
 
-from .launching import server_commands
+from .launching import launched_capacity, server_commands
 from .operator_table import SMALL_SHARE, operator_table, rate, shortens, shows_calls
 from .parts import Card, Command, Details, Line
 from .phrases import (
@@ -83,10 +85,17 @@ def report(
 
 def _server(analysis: Analysis) -> list[Command]:
     """The launch command of the engine, if the request fits."""
-    request = analysis.request
-    if not analysis.memory.fits or not analysis.model.generates:
+    if not _is_launched(analysis):
         return []
-    return server_commands(analysis.setting, sequences=request.batch, tokens=request.prompt + (request.gen or 0))
+    return server_commands(analysis.setting, sequences=analysis.request.batch, tokens=_request_tokens(analysis))
+
+
+def _is_launched(analysis: Analysis) -> bool:
+    return analysis.memory.fits and analysis.model.generates
+
+
+def _request_tokens(analysis: Analysis) -> int:
+    return analysis.request.prompt + (analysis.request.gen or 0)
 
 
 def summary(analysis: Analysis) -> list[Line]:
@@ -105,16 +114,44 @@ def summary(analysis: Analysis) -> list[Line]:
 
 
 def server_lines(analysis: Analysis) -> list[Line]:
-    """Whether the server of the engine starts, its KV cache, and how many requests of this length run at once."""
+    """Whether the server of the engine starts, its KV cache, and how many requests of this length run at once.
+
+    Where the launch command of the report starts another server, its numbers follow.
+    """
     engine, capacity = analysis.setting.engine, analysis.capacity
     if engine is None or engine.memory is None or capacity.kv_capacity_tokens is None:
         return []
     name = f"{engine.title} {engine.version}".rstrip()
+    launched = _launched_text(analysis)
+    if launched:
+        shipped = replace(engine.options, version="") == AS_SHIPPED
+        name += " with its defaults" if shipped else " with the given options"
     if not capacity.starts:
-        return [Line("server", f"{name} does not start: {capacity.reason}", alarm=True, on_page=True)]
+        return [Line("server", f"{name} does not start: {capacity.reason}{launched}", alarm=True, on_page=True)]
     cache = f"KV cache {capacity.kv_capacity_tokens:,} tokens ({si(capacity.pool_bytes)}B{per_device(analysis)})"
     at_once = f"{counted(capacity.concurrency, 'request')} of {capacity.tokens:,} tokens at once"
-    return [Line("server", f"{name}: {cache}; {at_once}, limited by {capacity.limiter}", on_page=True)]
+    return [Line("server", f"{name}: {cache}; {at_once}, limited by {capacity.limiter}{launched}", on_page=True)]
+
+
+def _launched_text(analysis: Analysis) -> str:
+    """Such as "; with the command below: 32 requests at once"; "" if the command starts the same server."""
+    request, setting_capacity = analysis.request, analysis.capacity
+    if not _is_launched(analysis):
+        return ""
+    launched = launched_capacity(analysis.setting, sequences=request.batch, tokens=_request_tokens(analysis))
+    if launched is None or _served(launched) == _served(setting_capacity):
+        return ""
+    if not launched.starts:
+        return f"; with the command below it does not start: {launched.reason}"
+    changes_cache = launched.kv_capacity_tokens != setting_capacity.kv_capacity_tokens
+    cache = f"KV cache {launched.kv_capacity_tokens:,} tokens, " * changes_cache
+    starts = " it starts" * (not setting_capacity.starts)
+    return f"; with the command below{starts}: {cache}{counted(launched.concurrency, 'request')} at once"
+
+
+def _served(capacity: Capacity) -> tuple[bool, int | None, int]:
+    """Numbers of the server line: whether it starts, tokens of its KV cache, and requests at once."""
+    return capacity.starts, capacity.kv_capacity_tokens, capacity.concurrency
 
 
 def _effect_lines(analysis: Analysis) -> list[Line]:
@@ -235,9 +272,19 @@ def remarks(analysis: Analysis, *, brief: bool = False, sources: bool = False) -
     shortened = brief and any(shortens(phase) for _, phase in analysis.phases)
     return [
         *map(sentence, analysis.remarks),
+        *_burst_remark(analysis),
         *([_ALL_OPERATORS] if shortened else []),
         *(_engine_sources(analysis) if sources else ()),
     ]
+
+
+def _burst_remark(analysis: Analysis) -> tuple[str, ...]:
+    """The condition of TTFT of a batch on a server, and the command for the steady state."""
+    batch = analysis.request.batch
+    if analysis.setting.engine is None or batch == 1 or not analysis.model.generates:
+        return ()
+    steady = f"llmviewer simulate --concurrency {batch}"
+    return (f"TTFT is that of {batch} prompts that arrive at once; {steady} has the steady state.",)
 
 
 def _engine_sources(analysis: Analysis) -> tuple[str, ...]:

@@ -78,7 +78,8 @@ def _cheapest(choice: Choice) -> str:
     if choice.by is not Criterion.COST or not choice.ranked:
         return ""
     first = choice.ranked[0]
-    return f". Lowest: {first.cell.hardware.name}, {first.cell.quant}, {1e6 / first.merit:.3g} USD per million tokens"
+    dollars = f"{1e6 / first.merit:.3g} USD per million output tokens"
+    return f". Lowest: {first.cell.hardware.name}, {first.cell.quant}, {dollars}"
 
 
 def _basis(one: Ranked) -> str:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import shlex
 
 from llmviewer.errors import InputError
-from llmviewer.serving.launch_commands import LaunchCommand, launch_command, parse_emit, server_engines
+from llmviewer.server_memory import Capacity, capacity
+from llmviewer.serving.launch_commands import (
+    LaunchCommand,
+    launch_command,
+    launched_setting,
+    parse_emit,
+    server_engines,
+)
 from llmviewer.setting import Setting
 
 from .parts import Command
@@ -17,6 +24,13 @@ def server_commands(setting: Setting, *, sequences: int, tokens: int, changes: s
         return []
     command = launch_command(setting, sequences=sequences, tokens=tokens)
     return [_shown(command, f"with {changes}: {setting.engine.title}" if changes else setting.engine.title)]
+
+
+def launched_capacity(setting: Setting, *, sequences: int, tokens: int) -> Capacity | None:
+    """Capacity of the server that the command of server_commands() starts; None if there is none."""
+    if setting.engine is None or setting.engine.name not in server_engines():
+        return None
+    return capacity(launched_setting(setting, sequences=sequences, tokens=tokens), tokens)
 
 
 def _shown(command: LaunchCommand, title: str) -> Command:

@@ -12,6 +12,7 @@ from .parts import Card, Command
 from .report import Report
 from .tables import DASH, Item, Table, digits, number_item
 
+_OUTPUT: Final = 128  # tokens of the request of the printed command
 _MAX_NAMES: Final = 5  # models that a remark names
 
 
@@ -28,11 +29,28 @@ def headline(result: MachineFit) -> str:
     count = counted(sum(1 + len(one.others) for one in result.fitting), "model")
     engine = f"{result.engine.title}{by}" if result.engine else "none, as no kernels are known on it"
     largest = "the largest that run" if result.unevaluated else "all that run"
+    found = f"{count}, {largest}, each in the widest of {', '.join(result.quants)} that fits"
+    if not result.fitting:
+        found = f"No model runs in any of {', '.join(result.quants)}"
+    slot = f" ({' '.join(_one_slot(result))})" if result.engine else ""
     return (
-        f"{title(result)}{origin}: {si(result.hardware.capacity)}B, {si(result.hardware.bandwidth())}B/s, one sequence "
-        f"of {result.context:,} tokens{target}. {count}, {largest}, each in the widest of {', '.join(result.quants)} "
-        f"that fits. Engine: {engine}."
+        f"{title(result)}{origin}: {si(result.hardware.capacity)}B{_usable(result)}, "
+        f"{si(result.hardware.bandwidth())}B/s, one sequence of {result.context:,} tokens{slot}{target}. {found}. "
+        f"Engine: {engine}."
     )
+
+
+def _usable(result: MachineFit) -> str:
+    """Memory and free memory of a row together, which is less than that of the device."""
+    if not result.engine or not result.fitting:
+        return ""
+    most = max(one.usable_bytes for one in result.fitting)
+    return f" ({result.engine.title} uses up to {si(most)}B: memory + free)"
+
+
+def _one_slot(result: MachineFit) -> tuple[str, ...]:
+    """Options of a server that runs one sequence."""
+    return ("--max-num-seqs", "1", "--max-model-len", str(result.context)) if result.engine else ()
 
 
 def tables(result: MachineFit) -> list[Table]:
@@ -86,10 +104,9 @@ def remarks(result: MachineFit) -> list[str]:
             "whose names begin so."
         )
     if result.too_large:
-        sentences.append(
-            f"Does not fit in any of these precisions: {counted(len(result.too_large), 'model')}, from "
-            f"{_some(result.too_large)}."
-        )
+        count = len(result.too_large)
+        models = f"{count} models, from " * (count > _MAX_NAMES) + _some(result.too_large)
+        sentences.append(f"Does not fit in any of these precisions: {models}.{_shorter(result)}")
     if result.too_slow:
         sentences.append(f"Fits, but is slower than {result.target:g} tokens/s: {_some(result.too_slow)}.")
     if result.refused:
@@ -98,6 +115,12 @@ def remarks(result: MachineFit) -> list[str]:
     if result.short:
         sentences.append(f"{len(result.short)} models have a shorter context than {result.context:,} tokens.")
     return sentences
+
+
+def _shorter(result: MachineFit) -> str:
+    """Shorter contexts with which models fit."""
+    fits = [f"{one.model} in {one.quant} with --context {one.tokens}" for one in result.shorter]
+    return f" A shorter context fits: {_some(fits)}." if fits else ""
 
 
 def _some(names: Sequence[str]) -> str:
@@ -132,7 +155,11 @@ def _more(result: MachineFit) -> list[Command]:
     first = result.fitting[0]
     quant = () if first.quant == "published" else ("--quant", first.quant)
     engine = ("--engine", result.engine.name) if result.engine else ()
-    words = ("llmviewer", "analyze", first.facts.name, result.hardware.name, *quant, *engine)
+    output = min(_OUTPUT, result.context // 2)
+    request = ("--prompt", str(result.context - output), "--gen", str(output))
+    changes = [word for change in result.hardware.changes for word in ("--hardware-set", change)]
+    device = (result.hardware.name, *changes)
+    words = ("llmviewer", "analyze", first.facts.name, *device, *quant, *engine, *_one_slot(result), *request)
     return [Command(purpose="One of them in detail:", words=words)]
 
 

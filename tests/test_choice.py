@@ -70,10 +70,10 @@ def test_headline_states_how_many_devices_have_a_price():
     first, price = by_cost.ranked[0], 1e6 / by_cost.ranked[0].merit
     assert REPORT.headline(by_cost).endswith(
         "1 of 3 devices qualify, ranked by tokens/USD at the bound. "
-        f"Lowest: h100-sxm, {first.cell.quant}, {price:.3g} USD per million tokens. "
+        f"Lowest: h100-sxm, {first.cell.quant}, {price:.3g} USD per million output tokens. "
         "Of these 3 devices 1 has a known price; only these are ranked; --depreciation YEARS counts purchase prices too"
     )
-    assert "per million tokens" not in REPORT.headline(by_speed)
+    assert "per million output tokens" not in REPORT.headline(by_speed)
     assert of_years.priced == len(of_years.ranked) > 1
     assert "USD/h: the cloud price. Cloud prices of 2026-10. Memory" in REPORT.tables(by_cost)[0].about
     own = choose("llama-2-7b", **asked, by="cost", hardware_set=["h100-sxm:price.cloud=3 USD/h"])

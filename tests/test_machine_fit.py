@@ -50,6 +50,54 @@ def test_numbers_equal_the_analysis(found, name):
     assert one.step_s.expected >= one.bound_s
 
 
+@pytest.mark.parametrize(
+    ("device", "engine", "model"),
+    [("rtx-4090", "llama.cpp", "seed-oss-36b"), ("rtx-4090", "vllm", "qwen3-14b"), ("l4", "vllm", "llama-3.1-8b"),
+     ("tpu-v6e", "", "qwen3-8b")],
+)  # fmt: skip
+def test_the_printed_command_gives_the_numbers_of_the_row(capsys, device, engine, model):
+    result = fit(device, models=[model], engine=engine)
+    one = result.fitting[0]
+    (command,) = REPORT.more(result)
+    assert main([*command.words[1:], "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    memory = document["memory"]
+    assert memory["fits"]
+    room, live = memory["capacity_bytes"] - memory["total_bytes"], memory["activation_bytes"]
+    assert room + (0 if engine else live) == pytest.approx(one.room_bytes, rel=0.02)
+    assert memory["server"]["starts"]
+    step = document["generation"]["expected_tpot_s"] if engine else document["generation"]["tpot_s"]
+    assert 1 / step == pytest.approx(one.tokens_per_s, rel=0.01)
+    if engine:
+        used = f"uses up to {one.usable_bytes / 1e9:.1f} GB: memory + free"
+        assert used in REPORT.headline(result)
+        assert "(--max-num-seqs 1 --max-model-len 8192)" in REPORT.headline(result)
+
+
+def test_an_engine_that_has_a_precision_is_chosen_and_one_that_has_not_is_refused():
+    assert fit("rtx-4090", models=["qwen3-8b"], quants=["fp8"]).engine.name == "vllm"
+    assert fit("rtx-4090", models=["qwen3-8b"], quants=["Q4_K_M"]).engine.name == "llama.cpp"
+    assert fit("m4-max", models=["qwen3-8b"], quants=["W4A16g64"]).engine.name == "mlx"
+    for device, options in (("rtx-4090", {"engine": "llama.cpp"}), ("m4-max", {})):
+        with pytest.raises(InputError, match=r"^quants: (llama\.cpp|MLX) has no weights in fp8, .*or another engine$"):
+            fit(device, models=["qwen3-8b"], quants=["fp8"], **options)
+
+
+def test_a_context_that_fits_is_stated_for_models_that_do_not():
+    result = fit("rtx-4090", models=["qwen3-32b"], context=32768)
+    (one,) = result.shorter
+    assert (one.model, one.quant) == ("qwen3-32b", "Q4_K_M")
+    assert f"fits: qwen3-32b in Q4_K_M with --context {one.tokens}." in " ".join(REPORT.text(result).split())
+    assert "No model runs in any of" in REPORT.headline(result)
+    assert "models, from" not in " ".join(REPORT.remarks(result))
+    assert result.to_dict()["too_large_fitting"] == [{"model": "qwen3-32b", "quant": "Q4_K_M", "tokens": one.tokens}]
+    assert fit("rtx-4090", models=["qwen3-32b"], context=one.tokens).fitting
+    assert not fit("rtx-4090", models=["qwen3-32b"], context=one.tokens * 102 // 100).fitting
+    nowhere = fit("rtx-4090", models=["llama-3.1-70b"])
+    assert nowhere.too_large == ("llama-3.1-70b",)
+    assert not nowhere.shorter
+
+
 def test_a_wider_precision_would_not_fit(found):
     (one,) = (one for one in found.fitting if one.facts.name == "qwen3-32b")
     for quant, tokens, starts in (("Q5_K_M", 8192, False), ("Q4_K_M", one.max_context, True),

@@ -209,13 +209,46 @@ def test_programs_see_less_than_nvidia_smi():
 
 def test_report_states_whether_the_server_starts_and_its_kv_capacity(capsys):
     assert main(["analyze", "llama-3.1-8b", "rtx-4090", "--engine", "vllm"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert " ".join(lines[2].split()).startswith("server vLLM 0.33 does not start: no request of max_model_len,")
+    first = " ".join(" ".join(capsys.readouterr().out.splitlines()[2:4]).split())
+    assert first.startswith("server vLLM 0.33 with its defaults does not start: no request of max_model_len,")
     assert main(["analyze", "llama-3.1-8b", "rtx-4090", "--engine", "vllm", "--max-model-len", "8192"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "requests of 1,152 tokens at once, limited by KV cache" in text
     assert main(["analyze", "llama-3.1-8b", "rtx-4090"]) == 0
     assert "server  " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (
+            ["llama-3.1-8b", "l4", "--engine", "vllm", "--batch", "4"],
+            "; with the command below it starts: KV cache {launched.kv_capacity_tokens:,} tokens, 4 requests at once",
+        ),
+        (
+            ["qwen3-32b", "h100-sxm", "--quant", "fp8", "--tp", "2", "--engine", "vllm", "--batch", "32"],
+            "; with the command below: KV cache {launched.kv_capacity_tokens:,} tokens, 32 requests at once",
+        ),
+        (
+            ["llama-3.1-8b", "rtx-2080", "--quant", "Q4_K_M", "--engine", "llama.cpp"],
+            "; with the command below: KV cache 1,152 tokens, 1 request at once",
+        ),
+    ],
+)
+def test_server_line_states_the_server_of_the_printed_command(capsys, asked, said):
+    assert main(["analyze", *asked]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    batch = int(asked[asked.index("--batch") + 1]) if "--batch" in asked else 1
+    quant = asked[asked.index("--quant") + 1] if "--quant" in asked else None
+    tp = 2 if "--tp" in asked else 1
+    engine = asked[asked.index("--engine") + 1]
+    options = {"quant": quant, "tp": tp, "engine": engine, "max_model_len": 1152, "max_num_seqs": batch}
+    launched = capacity(Setting.of(*asked[:2], **options), 1152)
+    assert launched.starts
+    assert said.format(launched=launched) in text
+    assert ("TTFT is that of" in text) == (batch > 1)
+    assert main(["analyze", *asked, "--max-model-len", "1152", "--max-num-seqs", str(batch)]) == 0
+    assert "with the command below" not in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ MAX_SHOWN: Final = 30  # models by default: each is evaluated by its own graph
 _CHUNK: Final = 512  # prompt tokens of the pass whose activations are counted
 _PREFILTER: Final = 0.8  # share of parameters that all models store in the format of their precision
 _UNLIMITED: Final = 1 << 20  # tokens, of models whose longest context is unknown
+_WIDE_BITS: Final = 16
 _NARROW_BITS: Final = 8.5  # weights that are published so narrow need no other precision
 
 
@@ -72,6 +73,11 @@ class Fitting:
         return sum(parts) + self.evaluation.memory.kv_cache_bytes
 
     @property
+    def usable_bytes(self) -> float:
+        """Memory of the device that the engine may use. [B]"""
+        return self.memory_bytes + self.room_bytes
+
+    @property
     def room_bytes(self) -> float:
         return self.server.pool_bytes - self.evaluation.memory.kv_cache_bytes
 
@@ -89,6 +95,14 @@ class Fitting:
         return 1 / float(self.step_s.expected if self.step_s else self.bound_s)
 
 
+class ShorterContext(NamedTuple):
+    """The longest context with which a model runs that does not fit with the one asked for, and its precision."""
+
+    model: str
+    quant: str
+    tokens: int
+
+
 @frozen(kw_only=True, repr=False)
 class MachineFit(Rows):
     """The result of fit(), the largest models first.
@@ -97,6 +111,7 @@ class MachineFit(Rows):
                 are bounds, and memory is what is physically possible
     chosen      whether the engine was not given
     too_large   shipped models that do not fit in any of the precisions, the smallest first
+    shorter     those of them that fit with a shorter context
     too_slow    models that fit, but do not reach tokens_per_s in any of the precisions
     short       models with a shorter context
     unevaluated smaller models, which were not evaluated
@@ -114,6 +129,7 @@ class MachineFit(Rows):
     quants: tuple[str, ...]
     fitting: tuple[Fitting, ...] = field(repr=False)
     too_large: tuple[str, ...] = field(repr=False)
+    shorter: tuple[ShorterContext, ...] = field(repr=False)
     too_slow: tuple[str, ...] = field(repr=False)
     short: tuple[str, ...] = field(repr=False)
     unevaluated: tuple[str, ...] = field(repr=False)
@@ -151,6 +167,7 @@ class MachineFit(Rows):
             "inputs": self.inputs,
             "models": [{**row, "same_shape": row["same_shape"].split()} for row in self.rows()],
             "too_large": list(self.too_large),
+            "too_large_fitting": [one._asdict() for one in self.shorter],
             "too_slow": list(self.too_slow),
             "shorter_context": list(self.short),
             "not_evaluated": list(self.unevaluated),
@@ -190,9 +207,13 @@ def fit(
         raise InputError(f"tokens_per_s must be at least 0; got {tokens_per_s:g}")
     values = arguments.with_defaults(options, MachineOptions)
     device = loaded(local_device() if hardware is None else hardware, values["hardware_set"])
-    engine = engine_on(values["engine"], device) if values["engine"] else _engine_of(device)
-    for text in quants:
-        parse_quantization(text)
+    narrow = [text for text in quants if not _in_blocks(text)]
+    engine = engine_on(values["engine"], device) if values["engine"] else _engine_of(device, local=not narrow)
+    if narrow and engine and engine.name in LOCAL_PRECISIONS:
+        raise InputError(
+            f"quants: {engine.title} has no weights in {narrow[0]}, only in blocks with a scale each; give one of "
+            f"{', '.join(LOCAL_PRECISIONS[engine.name])}, or another engine"
+        )
     precisions = tuple(_WeightFormat(text, 0) for text in quants) or _precisions_of(engine)
     search = _Search(device=device, engine=engine, context=length, target=tokens_per_s, precisions=precisions)
     shapes = _shapes(_named(models))
@@ -200,6 +221,7 @@ def fit(
     shapes = [group for group in shapes if not (group[0].max_context and group[0].max_context < length)]
     fitting: list[Fitting] = []
     too_large: list[str] = []
+    shorter: list[ShorterContext] = []
     too_slow: list[str] = []
     unevaluated: list[str] = []
     refused: list[tuple[str, str]] = []
@@ -214,6 +236,9 @@ def fit(
             refused += [(name, trial.refusal) for name in names]
         elif trial.server is None or trial.evaluation is None or not trial.server.starts:
             too_large += names
+            if trial.server and trial.server.longest_model_len:
+                tokens = trial.server.longest_model_len
+                shorter += [ShorterContext(name, trial.quant, tokens) for name in names]
         elif not trial.fast:
             too_slow += names
         else:
@@ -228,8 +253,8 @@ def fit(
     return MachineFit(
         hardware=device, engine=engine, chosen=not values["engine"], found=hardware is None, context=length,
         target=tokens_per_s, quants=search.quants, fitting=tuple(fitting),
-        too_large=tuple(reversed(too_large)), too_slow=tuple(too_slow), short=tuple(short),
-        unevaluated=tuple(unevaluated), refused=tuple(refused),
+        too_large=tuple(reversed(too_large)), shorter=tuple(reversed(shorter)), too_slow=tuple(too_slow),
+        short=tuple(short), unevaluated=tuple(unevaluated), refused=tuple(refused),
     )  # fmt: skip
 
 
@@ -239,9 +264,20 @@ def _precisions_of(engine: Engine | None) -> tuple[_WeightFormat, ...]:
     return tuple(_WeightFormat(quant, bits) for quant, bits in local.items()) if local else _SERVER_PRECISIONS
 
 
-def _engine_of(device: Hardware) -> Engine | None:
-    """The engine that users of such a device run; None if none of its kernels are known."""
-    name = "mlx" if device.vendor == "apple" else "vllm" if has_hbm(device) else "llama.cpp"
+def _in_blocks(quant: str) -> bool:
+    """Whether files of engines on one user's machine store weights so: with 16 bits, or in blocks with a scale each."""
+    precision = parse_quantization(quant)
+    weight = precision.scheme.weight
+    return bool(precision.mixture) or weight is None or weight.group > 0 or weight.bits >= _WIDE_BITS
+
+
+def _engine_of(device: Hardware, *, local: bool) -> Engine | None:
+    """The engine that users of such a device run; None if none of its kernels are known.
+
+    local  whether engines on one user's machine have all precisions
+    """
+    is_server = has_hbm(device) or not local
+    name = "mlx" if device.vendor == "apple" else "vllm" if is_server else "llama.cpp"
     try:
         return engine_on(name, device)
     except InputError:
@@ -316,7 +352,7 @@ class _Search:
             if server.starts:
                 time_s = float(step.expected if step else evaluation.pass_s("decode"))
                 closest = tried._replace(fast=time_s * self.target <= 1)
-            elif closest.evaluation is None:
+            elif closest.server is None or closest.server.longest_model_len < server.longest_model_len:
                 closest = tried
             if closest.fast:
                 break

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Self
@@ -16,7 +17,7 @@ from typing import Any, Final, Self
 from .._layout import data_dir
 from ..documents import read_yaml
 from ..errors import InputError, suggest
-from ..expectation.engines import find_engine
+from ..expectation.engines import Engine, find_engine
 from ..model import Model
 from ..records import frozen
 from ..setting import Setting
@@ -31,6 +32,8 @@ _GGUF: Final = "GGUF_REPOSITORY"
 _FILE: Final = "config.yaml"
 _EAGLE_3: Final = 3
 _PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {"integer": int, "number": float, "json": json.loads}
+_LENGTHS: Final = frozenset({"max_model_len", "all_tokens"})  # quantities of options that set the longest request
+_NUMBERS: Final = frozenset({"max_num_seqs", "all_seqs"})  # and the running sequences
 _WEIGHTS: Final = "weights"  # the quantity that is a property of a checkpoint where no option sets it
 
 
@@ -311,6 +314,30 @@ def launch_command(setting: Setting, *, sequences: int, tokens: int, engine: str
     )  # fmt: skip
 
 
+def launched_setting(setting: Setting, *, sequences: int, tokens: int) -> Setting:
+    """A setting whose engine has the server options that launch_command() gives it.
+
+    Raises InputError if no command of the engine is known.
+    """
+    assert setting.engine
+    facts = {flag.fact for flag in server_program(setting.engine.name).flags.values()}
+    options = setting.engine.options
+    length, running = _request_limits(setting, setting.engine, sequences, tokens)
+    options = replace(
+        options, max_model_len=length if facts & _LENGTHS else options.max_model_len,
+        max_num_seqs=running if facts & _NUMBERS else options.max_num_seqs,
+    )  # fmt: skip
+    return replace(setting, engine=replace(setting.engine, options=options))
+
+
+def _request_limits(setting: Setting, engine: Engine, sequences: int, tokens: int) -> tuple[int, int]:
+    """(tokens of the longest request, running sequences of a rank) of a command: as given, or as many as needed."""
+    options, scheduler = engine.options, engine.default_on(setting.hardware)
+    per_rank = -(-sequences // setting.layout.dp)
+    running = options.max_num_seqs or min(per_rank, scheduler.max_batch or per_rank)
+    return options.max_model_len or tokens, running
+
+
 @frozen(kw_only=True)
 class _CommandFacts:
     """Quantities of a setting by the names that files of commands use."""
@@ -327,11 +354,9 @@ class _CommandFacts:
         policy = parse_policy(scheduler.policy)
         ranks = layout.tp * layout.dp
         repository = _repository(setting.model)
-        per_rank = -(-sequences // layout.dp)
         cache = quantization.scheme.kv_cache
         mixture = quantization.mixture.name if quantization.mixture else ""
-        length = options.max_model_len or tokens
-        running = options.max_num_seqs or min(per_rank, scheduler.max_batch or per_rank)
+        length, running = _request_limits(setting, runs, sequences, tokens)
         values = {
             "tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "cp": layout.cp, "ep": layout.ep, "ranks": ranks,
             "expert_parallel": layout.ep > 1, "data_parallel": layout.dp > 1,

@@ -1,6 +1,7 @@
 """Operators as the kernels that a library runs for them, and what a whole pass is expected to take."""
 
 import json
+import re
 from dataclasses import replace
 from io import StringIO
 
@@ -26,6 +27,7 @@ from llmviewer.model_files import model_names
 from llmviewer.resource import link
 from llmviewer.setting import Setting
 from llmviewer.techniques._spans import shared
+from llmviewer.variants.changes import deployed_precisions
 from llmviewer.variants.evaluation import Evaluation
 from llmviewer.workload import Spans, Workload
 
@@ -1005,3 +1007,20 @@ def test_prefixes_within_prefixes_are_read_by_all_that_share_them():
     spans = shared(Spans(batch=6, q_len=1, kv_len=500), copies=1, prefix=100, common=True, among=2)
     answers = shared(spans, copies=4, prefix=300, common=True)
     assert [(prefix, float(sharing)) for prefix, sharing in answers.prefixes] == [(100, 8), (300, 4)]
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "quant", "engine"),
+    [("qwen3-14b", "rtx-4090", "fp8", "vllm"), ("llama-3.1-8b", "h100-sxm", None, "vllm"),
+     ("llama-3.1-8b", "rtx-4090", None, "llama.cpp")],
+)  # fmt: skip
+def test_advice_offers_the_precisions_that_the_engine_runs(model, device, quant, engine):
+    """vLLM has no kernels with int4 activations; llama.cpp runs files in GGUF's types."""
+    result = analyze(model, device, quant=quant, engine=engine)
+    run = {change.options["quant"] for change in deployed_precisions(result.setting)}
+    phases = (result.phases.prefill, result.phases.decode)
+    offered = {quant for one in phases for quant in re.findall(r"--quant ([\w.]+)", one.advice)}
+    assert offered <= run
+    without = analyze(model, device, quant=quant)
+    plain = (without.phases.prefill, without.phases.decode)
+    assert {quant for one in plain for quant in re.findall(r"--quant ([\w.]+)", one.advice)} - run

@@ -1,5 +1,6 @@
 """Memory that servers reserve, and tokens of their KV caches, against logs, hand counts and laws."""
 
+import re
 from importlib import util
 from math import inf, isclose
 from pathlib import Path
@@ -313,5 +314,8 @@ def test_a_batch_and_a_prefill_beyond_those_of_the_server_are_noted():
     assert any("batch 32 is more than vLLM runs, max_num_seqs 16" in note for note in further)
     assert any("prefill is one pass of 32,768 tokens" in note and "at most 512 a step" in note for note in further)
     assert not any("max_num" in note for note in plain)
+    for batch, offers in ((1, "batch 4 ("), (4, None)):
+        told = analyze("llama-3.1-8b", "h100-sxm", engine="vllm", batch=batch, max_num_seqs=4).phases.decode.advice
+        assert offers in told if offers else not re.search(r"batch \d", told)
     text = " ".join(ADVICE.text(advise("llama-3.1-8b", "h100-sxm", **asked, max_num_seqs=8)).split())
     assert "Batch 32 is more than vLLM runs, max_num_seqs 8" in text

@@ -125,7 +125,8 @@ def _further_remedies(base: Evaluation, bound: str, bound_times: Mapping[str, fl
             )  # the time that fusing can save
             fuses = traffic and setting.engine is None  # an engine has the fused launches that it has
             remedies += ["fused operators (--with fusion)"] if fuses else []
-            tried, last = "no lower-bit type of this device is faster", ["a faster device", "fewer tokens"]
+            source = f"that {setting.engine.title} runs" if setting.engine else "of this device"
+            tried, last = f"no lower-bit type {source} is faster", ["a faster device", "fewer tokens"]
         else:
             tried, last = "no narrower format helps", ["a device with more bandwidth"]
         *first, end = (*remedies, *last)

@@ -230,6 +230,9 @@ def _analysis(setting: Setting, request: Request, measured_values: Mapping[str, 
     evaluation.expect_all()
     memory = evaluation.memory
     max_batch = memory.max_batch if request.tpot_s is None else request.batch  # a larger batch would exceed the limit
+    if setting.engine and (running := setting.engine.options.max_num_seqs):
+        running *= setting.layout.dp
+        max_batch = running if max_batch is None else min(max_batch, running)
     fixes = cache(partial(memory_fixes, evaluation))
     phase_by_name = {
         name: phase(evaluation, name, partial(advice, evaluation, name, max_batch=max_batch, fixes=fixes))

@@ -260,6 +260,9 @@ def compare(
         Setting.of(model, base_device, library=library, profiles=parsed_profiles, **engine_options)
         for model in loaded_models
     ]
+    for base in bases:
+        if base.engine:
+            base.engine.check_accepts(prompt + gen)
     settings = list(product(bases, precisions, layouts))
     cells: list[Cell] = []
     for finished, (base, quant, setting_layout) in enumerate(settings, 1):

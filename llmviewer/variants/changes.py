@@ -109,10 +109,16 @@ def flash_attention(setting: Setting) -> Iterator[Change]:
 
 
 def fewer_bytes(setting: Setting) -> Iterator[Change]:
-    """Changes that move fewer bytes: flash attention, fewer bits per weight and per cached number."""
+    """Changes that move fewer bytes: flash attention, fewer bits per weight and per cached number.
+
+    With an engine, its precisions.
+    """
     yield from flash_attention(setting)
     if _wide(setting):
         yield from _half(setting)
+    if setting.engine:
+        yield from deployed_precisions(setting)
+        return
     yield from _four_bits(setting)
     cache = setting.quantization.scheme.kv_cache
     if cache is None or cache.bits > 8:
@@ -120,9 +126,15 @@ def fewer_bytes(setting: Setting) -> Iterator[Change]:
 
 
 def lower_bits(setting: Setting) -> Iterator[Change]:
-    """Weights and activations in each format of fewer bits that the device has matrix units for."""
+    """Weights and activations in each format of fewer bits that the device has matrix units for.
+
+    With an engine, its precisions.
+    """
     if _wide(setting):
         yield from _half(setting)
+    if setting.engine:
+        yield from deployed_precisions(setting)
+        return
     for fmt in (NAMED[name] for name in _OPERANDS):
         if matrix(fmt.compute) in setting.hardware.rates:
             yield from _operands(setting, fmt)

@@ -272,19 +272,9 @@ def remarks(analysis: Analysis, *, brief: bool = False, sources: bool = False) -
     shortened = brief and any(shortens(phase) for _, phase in analysis.phases)
     return [
         *map(sentence, analysis.remarks),
-        *_burst_remark(analysis),
         *([_ALL_OPERATORS] if shortened else []),
         *(_engine_sources(analysis) if sources else ()),
     ]
-
-
-def _burst_remark(analysis: Analysis) -> tuple[str, ...]:
-    """The condition of TTFT of a batch on a server, and the command for the steady state."""
-    batch = analysis.request.batch
-    if analysis.setting.engine is None or batch == 1 or not analysis.model.generates:
-        return ()
-    steady = f"llmviewer simulate --concurrency {batch}"
-    return (f"TTFT is that of {batch} prompts that arrive at once; {steady} has the steady state.",)
 
 
 def _engine_sources(analysis: Analysis) -> tuple[str, ...]:

@@ -145,5 +145,6 @@ def _hover(one: ClosedLoop, targets: Targets) -> str:
     basis = "at the bound" if one.basis == "bound" else "expected"
     return "<br>".join((
         f"<b>{one.name}, concurrency {concurrency}</b>, {basis}", f"{speed} tok/s per request, {rate} per device",
-        f"p{targets.percentile}: TTFT {ttft}, TPOT {tpot}", f"USD {cost} per million tokens, {energy} J per token",
+        f"p{targets.percentile}: TTFT {ttft}, TPOT {tpot}",
+        f"USD {cost} per million output tokens, {energy} J per token",
     ))  # fmt: skip

@@ -116,7 +116,7 @@ def notes(evaluation: Evaluation, *, generated: int) -> tuple[str, ...]:
 
 
 def server_notes(setting: Setting, batch: int, *, prompt_tokens: int) -> Iterator[str]:
-    """Notes where a batch that runs at once is more than the server of the engine runs.
+    """Notes on a batch that arrives at once, and on what the server of the engine runs of it.
 
     prompt_tokens  of all prompts
     """
@@ -130,6 +130,9 @@ def server_notes(setting: Setting, batch: int, *, prompt_tokens: int) -> Iterato
             f"batch {batch:,} is more than {engine.title} runs, max_num_seqs {limit:,}{each}: times are of all at "
             "once; llmviewer simulate has the queue"
         )
+    elif batch > 1 and setting.model.generates:
+        steady = f"llmviewer simulate --concurrency {batch}"
+        yield f"TTFT is that of {batch:,} prompts that arrive at once; {steady} has the steady state"
     if most and prompt_tokens > most * layout.dp:
         yield (
             f"prefill is one pass of {prompt_tokens:,} tokens here; {engine.title} takes at most {most:,} a step "

@@ -210,7 +210,8 @@ def parse_scheme(text: str) -> Scheme:
 def notation(scheme: Scheme) -> str:
     """The text that parse_scheme() reads as `scheme`; "" if the scheme sets nothing."""
     weight, activation, cache = scheme.weight, scheme.activation, scheme.kv_cache
-    if weight and weight == activation == NAMED.get(weight.name) and not cache and not weight.name.startswith("int"):
+    has_bare_name = weight and _OPERANDS_OF_BARE_FORMAT.get(weight.name) == "WA" and not weight.name.startswith("int")
+    if weight and has_bare_name and weight == activation == NAMED[weight.name] and not cache:
         return _name(weight)
     uses = [("W", weight), ("A", activation), ("KV", cache)]
     groups = {use: _group(fmt) if fmt and fmt.group != default_group(fmt) else "" for use, fmt in uses}

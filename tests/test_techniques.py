@@ -1362,7 +1362,7 @@ CHANGES = {  # - lowers, = conserves, + raises, ? depends: OPs, weights, activat
     "streaming:sinks=4,window=508": "-=== -==- =-= =--",
     "window:size=512": "-=== -==- =-= =--",
     "lora": "+++= +++= +=+ =++",
-    "low-rank": "--+= --+= -== =--",
+    "low-rank": "--+= --+= -== =-?",
     "pruning": "==== ==== === ===",
     "quantized:scheme=quarot": "+=+= +=+= ==+ =++",
     "sparsity": "--== --== -== =--",

@@ -63,9 +63,9 @@ cohere_compass_text cwm deci deepseek_ocr2 deepseek_ocr2_text deepseek_v2 deepse
 deepseek_vl_hybrid described dots1 eagle emu3 emu3_text_model ernie4_5 eurobert exaone_moe gemma glm glm4_moe
 glm4_moe_lite glm4v_moe glm4v_moe_text got_ocr2 granite granite_speech granite_speech_plus helium idefics2 idefics3
 instructblip instructblipvideo internlm internlm3 internvl internvl_chat iquestcoder jais2 janus kimi_k2 lighton_ocr
-llama llava llava_next llava_next_video llava_onevision mellum mimo minicpm minicpm3 minicpm_ocr minicpmo minicpmv
-minicpmv4_6 minicpmv4_7 ministral ministral3 mistral mistral3 mistral4 nemotron nemotron-nas olmo olmoe openvla ovis2
-paddleocr_vl paligemma pp_chart2table prismatic qwen2 qwen2_5_omni qwen2_5_omni_thinker qwen2_5_vl qwen2_5_vl_text
+llama llava llava_next llava_next_video llava_onevision mellum mimo mobilellm minicpm minicpm3 minicpm_ocr minicpmo
+minicpmv minicpmv4_6 minicpmv4_7 ministral ministral3 mistral mistral3 mistral4 nemotron nemotron-nas olmo olmoe openvla
+ovis2 paddleocr_vl paligemma pp_chart2table prismatic qwen2 qwen2_5_omni qwen2_5_omni_thinker qwen2_5_vl qwen2_5_vl_text
 qwen2_audio qwen2_vl qwen2_vl_text qwen3 qwen3_5 qwen3_5_text qwen3_asr qwen3_moe qwen3_omni_moe qwen3_omni_moe_thinker
 qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_text sarvam_mla seed_oss smollm3 smolvlm solar_open video_llava
 vipllava vlm voxtral youtu:

@@ -81,7 +81,7 @@ class LowRank(_OnLinears):
     Source: arXiv:2404.14294, section 5.2.3, equation 11; arXiv:2403.07378.
     Use when: memory, bytes of decode and OPs of the prefill should all shrink alike.
     Limits: no gain above the break-even rank, which is half the width of a square matrix. The number of launches
-    doubles.
+    doubles. A pass of very many tokens moves more bytes: tensors between factors outgrow the weights saved.
     """
 
     rank: int = parameter("rank of all factors; 0: set by ratio", 0, least=0)

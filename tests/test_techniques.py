@@ -871,6 +871,19 @@ def test_clusters_of_keys(asked, keys, directions):
 
 
 @pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("clusters=50", "clusters has no effect with by=lsh; give by=routing or leave it out"),
+        ("by=sinkhorn,rounds=2", "rounds has no effect with by=sinkhorn; give by=lsh or leave it out"),
+        ("by=routing,size=3", "size has no effect with by=routing; give by=lsh or sinkhorn or leave it out"),
+    ],
+)
+def test_parameters_of_other_clusters_are_refused(asked, said):
+    with pytest.raises(InputError, match=said):
+        setting(f"clustered-attention:{asked}")
+
+
+@pytest.mark.parametrize(
     ("asked", "tokens"), [("paged:block=16", 112), ("paged:block=1", 101), ("static:length=4096", 4096)]
 )
 def test_pages_of_the_cache(asked, tokens):

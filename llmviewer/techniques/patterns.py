@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
 from typing import Final
 
 from ..forms import Form, kv_tokens, pairs, touched_kv
@@ -16,9 +16,11 @@ from ..records import frozen
 from . import technique
 from ._parameters import parameter
 from ._sparse import SparseAttention, block_scorer
-from ._technique import Requirement
+from ._technique import Requirement, SettingView, Technique
 
 _EXTREMES: Final = 2  # vectors of a block: the least and the largest of each element of its keys
+# Parameters that count, by how clusters are made.
+_PARAMETERS: Final = {"lsh": ("size", "rounds"), "routing": ("clusters",), "sinkhorn": ("size",)}
 
 
 @frozen
@@ -147,3 +149,10 @@ class Clustered(SparseAttention):
         choice = Tensor(name="cluster_choice", width=heads.num_heads, format=FP32)
         compared = replace(heads, value_dim=0, mask=FixedKeys(vectors))
         yield ClusterScorer(name="choose_clusters", inputs=(query,), outputs=(choice,), heads=compared)
+
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
+        for f in fields(self):
+            if f.name not in ("by", *_PARAMETERS[self.by]) and getattr(self, f.name) != f.default:
+                needed = " or ".join(by for by, names in _PARAMETERS.items() if f.name in names)
+                return f"{f.name} has no effect with by={self.by}; give by={needed} or leave it out"
+        return super().incompatibility(setting, others)

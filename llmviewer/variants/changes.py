@@ -15,6 +15,7 @@ from ..errors import InputError
 from ..graph import Graph
 from ..model import Model, vocabulary
 from ..model_files import load_model, model_names
+from ..operators.fused import Fused
 from ..operators.linear import Linear
 from ..parameters import Accounting, AttentionMode
 from ..precision import BF16, FP16, NAMED, Format, Scheme, notation, parse_scheme
@@ -95,10 +96,11 @@ def narrower(model: Model, quants: Sequence[str]) -> tuple[str, ...]:
 
 
 def _mean_bits(graph: Graph) -> float:
-    """Mean bits of a weight of matrix products, with its scales."""
+    """Mean bits of a weight of matrix products, fused ones too, with its scales; 0 if there are none."""
+    products = ((block, part) for block, op in graph for part in (op.parts if isinstance(op, Fused) else (op,)))
     weights = [(block.repeat * op.weight.numel, op.weight.format.stored_bits)
-               for block, op in graph if isinstance(op, Linear) and not op.left_as_published]  # fmt: skip
-    return sum(count * bits for count, bits in weights) / sum(count for count, _ in weights)
+               for block, op in products if isinstance(op, Linear) and not op.left_as_published]  # fmt: skip
+    return sum(count * bits for count, bits in weights) / max(sum(count for count, _ in weights), 1)
 
 
 def flash_attention(setting: Setting) -> Iterator[Change]:

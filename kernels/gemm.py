@@ -29,6 +29,18 @@ from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Tar
 GROUP_M = 8  # rows of tiles that run together and share columns of w in L2
 _MAX_SPLIT_K = 16
 _MIN_BLOCKS_PER_SPLIT = 4  # below, a part costs more through its partial sums in memory than it gains
+_SPLIT_FILL = (
+    0.75  # programs per multiprocessor; at 64 tiles on 132, two parts each took 0.81 to 0.68 of one's speed (H100)
+)
+# Tiles on Hopper: rows, columns, bytes of a block of k, warps, stages, and the time of one with k = 4096 in bf16 on a
+# multiprocessor of an H100, the others at work too. [us] Half a tile takes more than half of the time, as it reads more
+# from L2 for each product.
+_HOPPER_TILES = (
+    (128, 256, 128, 8, 4, 50.6),
+    (128, 128, 128, 8, 6, 25.6),
+    (64, 128, 256, 4, 4, 18.9),
+    (64, 64, 256, 4, 4, 17.2),
+)
 
 
 @triton.jit
@@ -195,7 +207,8 @@ class GemmTiling:
 
 
 def tiling(target: Target, m: int, n: int, k: int, itemsize: int) -> GemmTiling:
-    """The default tiling: the largest tiles with at least one per multiprocessor, else with split-K.
+    """The default tiling: of few tokens, narrow; on Hopper, the tiles whose rounds on all multiprocessors take least;
+    elsewhere the largest with at least one per multiprocessor. Split-K where tiles are fewer still.
 
     From Hopper on, as many stages as fit in shared memory (Blackwell's specialized warps use some of it), because
     multiplying a block of k takes about as long as loading it.
@@ -203,9 +216,10 @@ def tiling(target: Target, m: int, n: int, k: int, itemsize: int) -> GemmTiling:
     deep = 128 // itemsize
     if m <= 64:  # bound by reading w: deep blocks keep enough loads in flight
         tile = GemmTiling(block_m=max(pow2(m), 16), block_n=64, block_k=2 * deep, num_warps=4, num_stages=4)
-    elif target.generation >= 90:
-        stages = 4 if target.generation < 100 else 3
-        wide = GemmTiling(block_m=128, block_n=256, block_k=deep, num_warps=8, num_stages=stages)
+    elif target.generation == 90:
+        tile = _fastest_rounds(target, m, n, itemsize)
+    elif target.generation > 90:
+        wide = GemmTiling(block_m=128, block_n=256, block_k=deep, num_warps=8, num_stages=3)
         tile = wide if num_tiles(wide, m, n) >= target.multiprocessors else replace(wide, block_n=128, num_stages=6)
     else:
         wide = GemmTiling(block_m=128, block_n=256, block_k=deep // 2, num_warps=8, num_stages=4)
@@ -213,11 +227,23 @@ def tiling(target: Target, m: int, n: int, k: int, itemsize: int) -> GemmTiling:
     return _with_split_k(target, tile, m, n, k, itemsize)
 
 
+def _fastest_rounds(target: Target, m: int, n: int, itemsize: int) -> GemmTiling:
+    """The tiles of Hopper with the least product of rounds on all multiprocessors and time of a tile."""
+    by_time = []
+    for block_m, block_n, deep, num_warps, num_stages, time in _HOPPER_TILES:
+        tile = GemmTiling(
+            block_m=block_m, block_n=block_n, block_k=deep // itemsize, num_warps=num_warps, num_stages=num_stages
+        )
+        by_time.append((cdiv(num_tiles(tile, m, n), target.multiprocessors) * time, tile))
+    return min(by_time, key=lambda one: one[0])[1]
+
+
 def _with_split_k(target: Target, tile: GemmTiling, m: int, n: int, k: int, itemsize: int) -> GemmTiling:
     """Adds split-K or persistent programs to `tile` where they help."""
     stages = target.stages(tile.num_stages, (tile.block_m + tile.block_n) * tile.block_k * itemsize)
     tile = replace(tile, num_stages=stages)
-    parts = choose_split_k(target, tile, m, n, k)
+    fill = 2 if m <= 64 else _SPLIT_FILL if target.generation == 90 else 1
+    parts = choose_split_k(target, tile, m, n, k, fill)
     # Descriptors need rows aligned to 16 bytes; without TMA they have no advantage.
     even = k * itemsize % 16 == 0 and n % 8 == 0
     return replace(tile, parts=parts, persistent=parts == 1 and target.generation >= 90 and even and m > 64)
@@ -235,17 +261,16 @@ def tilings(target: Target, case: Case) -> tuple[GemmTiling, ...]:
         ]
     elif target.generation >= 90:
         stages = 4 if target.generation < 100 else 3
+        wide = replace(rule, block_m=128, block_n=256, block_k=128 // itemsize, num_warps=8, num_stages=stages)
+        square = replace(wide, block_n=128, num_stages=6)
+        small = replace(square, block_m=64, block_k=256 // itemsize, num_warps=4, num_stages=4)
         candidates = [
-            replace(rule, block_m=128, block_n=256, num_stages=stages),
-            replace(rule, block_m=256, block_n=128, num_stages=stages),
-            replace(rule, block_m=128, block_n=128, num_stages=6),
-            replace(rule, block_m=128, block_n=128, num_stages=6, num_warps=4),
-            replace(rule, block_m=64, block_n=256, num_stages=4, num_warps=4),
+            wide,
+            replace(wide, block_m=256, block_n=128),
+            square,
+            small,
+            replace(small, block_n=64),
         ]
-        if rule.parts > 1:  # smaller tiles need fewer parts, which one program reduces
-            candidates.append(
-                replace(rule, block_m=64, block_n=64, block_k=2 * rule.block_k, num_stages=4, num_warps=4)
-            )
     else:
         candidates = [replace(rule, num_stages=3), replace(rule, block_m=64, block_n=128, num_warps=4)]
     candidates = [_with_split_k(target, tile, m, n, k, itemsize) for tile in candidates]
@@ -254,10 +279,10 @@ def tilings(target: Target, case: Case) -> tuple[GemmTiling, ...]:
         tile for tile in candidates if tile.parts == 1 or tile.block_m * tile.block_n <= 64 * 32 * tile.num_warps
     ]
     if target.generation == 90 and rule.persistent and itemsize == 2:
-        wide = replace(rule, block_m=128, block_n=256, num_warps=4, num_stages=3, specialized=True)
+        specialized = replace(wide, num_warps=4, num_stages=3, parts=1, persistent=True, specialized=True)
         candidates += [
-            wide,
-            replace(wide, block_n=128, num_stages=4),
+            specialized,
+            replace(specialized, block_n=128, num_stages=4),
         ]  # last: the compiler's newest way is its least tried
     return alternatives(rule, candidates)
 
@@ -269,9 +294,9 @@ def alternatives(rule: GemmTiling, candidates: list[GemmTiling]) -> tuple[GemmTi
     return tuple(tile for tile in dict.fromkeys(candidates) if tile != rule)
 
 
-def choose_split_k(target: Target, tile: GemmTiling, m: int, n: int, k: int, resident: int = 2) -> int:
-    """The split-K factor that fills the multiprocessors, with `resident` programs each if tiles are small."""
-    programs_per_tile = (resident if m <= 64 else 1) * target.multiprocessors // num_tiles(tile, m, n)
+def choose_split_k(target: Target, tile: GemmTiling, m: int, n: int, k: int, resident: float) -> int:
+    """The split-K factor that gives each multiprocessor `resident` programs."""
+    programs_per_tile = int(resident * target.multiprocessors) // num_tiles(tile, m, n)
     return max(min(programs_per_tile, k // (tile.block_k * _MIN_BLOCKS_PER_SPLIT), _MAX_SPLIT_K), 1)
 
 

@@ -13,6 +13,9 @@ the other, so that a tile is read in one piece: on an H200, 64 bytes here and th
 An integer is a float without any instruction, near zero: where nothing but the mantissa and the last bit of the
 exponent is set, floats are multiples of the least one. A fused multiply-add scales it and takes the zero point off,
 exactly. Scales of integers multiply the sums of a group, not each weight.
+
+Many tokens are bound by the matrix units, which wait while weights are converted. From `_DEQUANTIZED_FROM` tokens on, a
+first launch writes the weights in 16 bits, rounded once, and the second is `gemm`.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from dataclasses import replace
 import torch
 import triton
 import triton.language as tl
+
+from llmviewer.records import frozen
 
 from ..errors import InputError
 from ..operators.base import Operator
@@ -38,11 +43,15 @@ from .gemm import (
     split_k_arguments,
     store_or_reduce,
     tile_of,
-    tolerance,
     workload,
 )
+from .gemm import plan as gemm_plan
+from .gemm import tiling as gemm_tiling
+from .gemm import tolerance as gemm_tolerance
 
 BLOCK_K = 128
+_DEQUANTIZED_FROM = 512  # tokens; on an H100, of 256 one launch is as fast (int4) or faster (int8, mxfp4)
+_DEQUANTIZED_ROWS = 32  # of weights that a program converts, of one block of k
 MX_GROUP = 32
 _KINDS = {"gemm_w4a16": "int4", "gemm_w8a16": "int8", "gemm_mxfp4": "mxfp4"}
 _BITS = {"int4": 4, "int8": 8, "mxfp4": 4}
@@ -162,9 +171,59 @@ def _weight_only(
     store_or_reduce(accumulator, y_ptr, parts_ptr, count_ptr, tl.program_id(0), offsets, mask, m * n)
 
 
+@triton.jit
+def _dequantize(
+    w_ptr, scale_ptr, zero_ptr, out_ptr, n, k,
+    KIND: tl.constexpr, BLOCKS: tl.constexpr,
+    MIN_SUBNORMAL: tl.constexpr, UNIT: tl.constexpr, BIAS: tl.constexpr, BACK: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Writes BLOCK_N rows of one block of k of the dequantized weights [n, k]."""
+    DTYPE: tl.constexpr = out_ptr.dtype.element_ty
+    BITS: tl.constexpr = 8 if KIND == "int8" else 4
+    WORDS: tl.constexpr = BLOCK_K * BITS // 32
+    block, columns = tl.program_id(1), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    column_index = columns % n
+    w_at = w_ptr + (block.to(tl.int64) * n + column_index[:, None]) * WORDS + tl.arange(0, WORDS)[None, :]
+    words = tl.load(w_at, eviction_policy="evict_first").to(tl.uint32, bitcast=True)
+    if KIND == "mxfp4":
+        FACTOR: tl.constexpr = BIAS / BACK
+        e = tl.load(scale_ptr + block * n + column_index).to(tl.uint32, bitcast=True)
+        one, two = _e2m1(words, e, 0, FACTOR, DTYPE), _e2m1(words, e, 1, FACTOR, DTYPE)
+        three, four = _e2m1(words, e, 2, FACTOR, DTYPE), _e2m1(words, e, 3, FACTOR, DTYPE)
+        weights = _concatenated(_concatenated(one, two), _concatenated(three, four)).to(tl.float32) * BACK
+    else:
+        scale = tl.load(scale_ptr + block // BLOCKS * n + column_index).to(tl.float32) / UNIT
+        if KIND == "int4":
+            zeros = tl.load(zero_ptr + block // BLOCKS * (n // 8) + column_index // 8) >> (column_index % 8 * 4) & 15
+            zero = (zeros.to(tl.float32) * UNIT).to(DTYPE)[:, None]
+            codes = _integers(words, zero, BITS, MIN_SUBNORMAL, UNIT, DTYPE)
+        else:
+            codes = _integers(words, 128 * UNIT, BITS, MIN_SUBNORMAL, UNIT, DTYPE)
+        weights = codes.to(tl.float32) * scale[:, None]
+    out_at = out_ptr + columns.to(tl.int64)[:, None] * k + block * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+    tl.store(out_at, weights.to(DTYPE), (columns < n)[:, None])
+
+
+@frozen(kw_only=True)
+class DequantizedTiling(GemmTiling):
+    """The tiling of `gemm` after a launch that writes the weights in 16 bits."""
+
+
 def tiling(target: Target, m: int, n: int, k: int, bits: int) -> GemmTiling:
-    """The default tiling, narrow in tokens because registers hold a group's sums besides the accumulator, and before
-    Hopper both operands as well.
+    """The default tiling: fused for few tokens, dequantized for many."""
+    if m >= _DEQUANTIZED_FROM:
+        return _dequantized(gemm_tiling(target, m, n, k, 2))
+    return fused_tiling(target, m, n, k, bits)
+
+
+def _dequantized(tile: GemmTiling) -> DequantizedTiling:
+    return DequantizedTiling(**{name: getattr(tile, name) for name in GemmTiling.__dataclass_fields__})
+
+
+def fused_tiling(target: Target, m: int, n: int, k: int, bits: int) -> GemmTiling:
+    """The tiling of one launch, narrow in tokens because registers hold a group's sums besides the accumulator, and
+    before Hopper both operands as well.
     """
     hopper = target.generation >= 90
     if m <= 64:
@@ -183,7 +242,7 @@ def _with_split_k(target: Target, tile: GemmTiling, m: int, n: int, k: int, bits
     stage = tile.block_k * (tile.block_n * bits // 8 + tile.block_m * 2)
     max_stages = max((target.shared - stage) // stage, 1)  # beside what is exchanged for the product
     tile = replace(tile, num_stages=min(tile.num_stages, max_stages))
-    resident = max(min(target.shared // (tile.num_stages * stage), 4), 1)
+    resident = max(min(target.shared // (tile.num_stages * stage), 4), 1) if m <= 64 else 1
     return replace(tile, parts=choose_split_k(target, tile, m, n, k, resident))
 
 
@@ -193,6 +252,9 @@ def _tilings(bits: int) -> Callable[[Target, Case], tuple[GemmTiling, ...]]:
     def tilings(target: Target, case: Case) -> tuple[GemmTiling, ...]:
         m, n, k = case["M"], case["N"], case["K"]
         rule = tiling(target, m, n, k, bits)
+        if isinstance(rule, DequantizedTiling):
+            fused = fused_tiling(target, m, n, k, bits)
+            return fused, replace(fused, block_m=fused.block_m // 2, num_warps=fused.block_m // 16)
         candidates = [replace(rule, num_stages=rule.num_stages - 1), replace(rule, num_stages=rule.num_stages + 1)]
         if m > 64:
             candidates.append(replace(rule, block_m=rule.block_m // 2, num_warps=rule.block_m // 16))
@@ -226,19 +288,30 @@ def plan(
     if zero is not None and n % 8:
         raise InputError(f"n of int4 must be a multiple of 8; got {n}")
     tile = tile or tiling(target, m, n, k, _BITS[kind])
+    # Words of 32 bits: one instruction is for two halves, and what is copied past registers has 4 bytes at least.
+    weights = FLOATS[x.dtype] | {
+        "w_ptr": w.view(torch.int32), "scale_ptr": scale.view(torch.int32) if kind == "mxfp4" else scale,
+        "zero_ptr": None if zero is None else zero.view(torch.int32),
+        "n": n, "k": k, "KIND": kind, "BLOCKS": group // BLOCK_K,
+    }  # fmt: skip
+    if isinstance(tile, DequantizedTiling):
+        out = poisoned(n, k, dtype=x.dtype, device=x.device)
+        dequantize = Launch(
+            function=_dequantize,
+            grid=(cdiv(n, _DEQUANTIZED_ROWS), k // BLOCK_K),
+            arguments=weights | {"out_ptr": out, "BLOCK_N": _DEQUANTIZED_ROWS, "BLOCK_K": BLOCK_K},
+        )
+        product = gemm_plan(target, x, out, tile=tile)
+        return LaunchPlan(launches=(dequantize, *product.launches), outputs=product.outputs)
     y = poisoned(m, n, dtype=x.dtype, device=x.device)
     depth = tile.depth(k)
     tiles, parts = num_tiles(tile, m, n), cdiv(k, depth)
-    # Words of 32 bits: one instruction is for two halves, and what is copied past registers has 4 bytes at least.
     launch = Launch(
         function=_weight_only,
         grid=(tiles, parts),
-        arguments=split_k_arguments(y, tiles, parts) | FLOATS[x.dtype] | {
-            "x_ptr": x, "w_ptr": w.view(torch.int32),
-            "scale_ptr": scale.view(torch.int32) if kind == "mxfp4" else scale,
-            "zero_ptr": None if zero is None else zero.view(torch.int32),
-            "m": m, "n": n, "k": k, "depth": depth, "KIND": kind, "BLOCKS": group // BLOCK_K,
-            "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": BLOCK_K, "GROUP": GROUP_M,
+        arguments=split_k_arguments(y, tiles, parts) | weights | {
+            "x_ptr": x, "m": m, "depth": depth, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
+            "BLOCK_K": BLOCK_K, "GROUP": GROUP_M,
         },
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -254,7 +327,12 @@ def codes(w: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def reference(
-    x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, kind: str
+    x: torch.Tensor,
+    w: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None,
+    kind: str,
+    tile: GemmTiling | None = None,  # noqa: ARG001
 ) -> tuple[torch.Tensor, ...]:
     """The product of x and the dequantized weights [M, N]; in fp32."""
     groups = codes(w, _BITS[kind])
@@ -287,6 +365,8 @@ def _make(kind: str) -> Callable[[Case, str, int], Inputs]:
         else:
             inputs["w"] = random.integers(k // BLOCK_K, n, BLOCK_K, low=-127, high=128, dtype=torch.int8)
             inputs["scale"] = (random.uniform(groups, n, low=0.01, high=0.03) / k**0.5).to(torch.float16)
+        if case.get("dequantized"):
+            inputs["tile"] = DequantizedTiling(block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=3)
         return inputs
 
     return make
@@ -300,6 +380,12 @@ def stored(case: Case, kind: str) -> Format:
     return replace(NAMED[kind], group=case.get("group", case["K"]), scale_bits=16, zero_bits=zero_bits)
 
 
+def tolerance(case: Case) -> tuple[float, float]:
+    """That of `gemm`; twice it where weights are rounded to 16 bits as well."""
+    relative, absolute = gemm_tolerance(case)
+    return (2 * relative, 2 * absolute) if case.get("dequantized") else (relative, absolute)
+
+
 def _operators(kind: str) -> Callable[[Case], tuple[Operator, ...]]:
     def operators(case: Case) -> tuple[Operator, ...]:
         return linear(case, case.format, stored(case, kind), case.dtype)
@@ -307,17 +393,18 @@ def _operators(kind: str) -> Callable[[Case], tuple[Operator, ...]]:
     return operators
 
 
-def _cases(name: str, dtype: str, *sizes: tuple[int, int, int]) -> tuple[Case, ...]:
+def _cases(name: str, dtype: str, *sizes: tuple[int, int, int], **options: int) -> tuple[Case, ...]:
     if name != "gemm_w4a16":
-        return tuple(case(dtype, M=m, N=n, K=k) for m, n, k in sizes)
-    return tuple(case(dtype, M=m, N=cdiv(n, 8) * 8, K=k, group=128) for m, n, k in sizes)
+        return tuple(case(dtype, M=m, N=n, K=k, **options) for m, n, k in sizes)
+    return tuple(case(dtype, M=m, N=cdiv(n, 8) * 8, K=k, group=128, **options) for m, n, k in sizes)
 
 
 KERNELS = tuple(
     Kernel(
         name=name,
         family="gemm",
-        cases=_cases(name, "fp16", (1, 64, 256), (17, 70, 384), (65, 130, 128), (3, 34, 1024)),
+        cases=_cases(name, "fp16", (1, 64, 256), (17, 70, 384), (65, 130, 128), (3, 34, 1024))
+        + _cases(name, "fp16", (20, 70, 256), dequantized=1),
         full_size=_cases(name, "bf16", (1, 4096, 14336), (16, 14336, 4096), (4096, 4096, 4096))
         + _cases(name, "fp16", (16, 14336, 4096)),
         make=_make(kind),

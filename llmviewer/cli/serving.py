@@ -267,7 +267,7 @@ def plan(
     front, and the reason that rules out each other device. With --disaggregated, also separate devices for prefill and
     decode (xPyD).
     """
-    shared.check_output(form, output)
+    shared.check_output(form, None if emit else output)
     from ..reports.plans import REPORT
     from ..serving.planning import QUANTS
     from ..serving.planning import plan as run
@@ -333,7 +333,7 @@ def advise(
     layouts, batches, prefix caching, chunked prefill and speculative decoding; with --engine those of the engine.
     Effects on output quality are not considered. Options set the configuration in use.
     """
-    shared.check_output(form, output)
+    shared.check_output(form, None if emit else output)
     from ..reports.advice import REPORT
     from ..serving.advice import advise as run
 

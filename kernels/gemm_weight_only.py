@@ -381,7 +381,7 @@ def stored(case: Case, kind: str) -> Format:
 
 
 def tolerance(case: Case) -> tuple[float, float]:
-    """That of `gemm`; twice it where weights are rounded to 16 bits as well."""
+    """The tolerance of `gemm`, doubled where weights are rounded to 16 bits as well."""
     relative, absolute = gemm_tolerance(case)
     return (2 * relative, 2 * absolute) if case.get("dequantized") else (relative, absolute)
 

@@ -153,6 +153,6 @@ class Clustered(SparseAttention):
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
         for f in fields(self):
             if f.name not in ("by", *_PARAMETERS[self.by]) and getattr(self, f.name) != f.default:
-                needed = " or ".join(by for by, names in _PARAMETERS.items() if f.name in names)
-                return f"{f.name} has no effect with by={self.by}; give by={needed} or leave it out"
+                methods = " or ".join(by for by, names in _PARAMETERS.items() if f.name in names)
+                return f"{f.name} has no effect with by={self.by}; give by={methods} or leave it out"
         return super().incompatibility(setting, others)

@@ -428,6 +428,13 @@ def test_elementwise_kernels_fall_back_to_another_type_or_to_addition():
         select_fits("elementwise", H100, Implementation(library="x", dtype="bf16", kernel="clamp"), [ln])
 
 
+def test_a_recurrence_without_measured_rule_has_factors_of_steps_and_of_prompts():
+    analysis, errors = llmviewer.analyze("falcon-mamba-7b", "h100-sxm"), transfer_errors()
+    for name, kind in (("prefill", "scan"), ("decode", "scan step")):
+        (op,) = (op for op in dict(analysis.phases)[name].operators if op.name == "scan")
+        assert f"{errors['elementwise', kind, 'no kernel'].scale:.2g} times an addition" in op.expectation_source
+
+
 def test_missing_core_counts_come_from_a_similar_device_and_are_labelled():
     device = device_of(load_hardware("b100"))
     assert (device.cores, device.assumed) == (find_device("b200").cores, ("cores.count of b200", "l2.capacity of b200"))

@@ -18,7 +18,7 @@ from ...operators.block_sparse import BlockIndexer
 from ...operators.collectives import Collective
 from ...operators.elementwise import Quantize
 from ...operators.hyper_connections import StreamsIn
-from ...operators.kinds import kind_of
+from ...operators.kinds import OperatorGroup, kind_of
 from ...operators.masks import Bidirectional, Causal, Cross
 from ...operators.state_space import CausalConv, Scan
 from ...parallel.overlap import Overlapped
@@ -32,7 +32,7 @@ from ._kernel import KernelSequence, LibraryKernel, Sending
 from ._layers import attention_layer, attention_layers
 from ._movers import hyper_connection, mover, unmeasured
 from ._products import PREQUANTIZED_LIBRARIES, UNMERGED_LIBRARIES, gemm, products
-from ._scans import convolution, scan
+from ._scans import convolution, recurrence, scan
 from ._whole import AMOUNTS, WHOLE_PASS_LIBRARIES, by_amounts
 from ._work import LaunchWork, stream_of
 
@@ -170,5 +170,7 @@ def _plain_kernels(op: Operator, work: LaunchWork) -> Iterator[LibraryKernel]:
         yield hyper_connection(op, work)
     elif isinstance(op, Softmax) or kind_of(op.kind).measured:
         yield mover(op, work)
+    elif kind_of(op.kind).group is OperatorGroup.STATE:
+        yield from recurrence(op, work)
     else:
         yield unmeasured(op, work)

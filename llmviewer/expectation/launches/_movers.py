@@ -19,9 +19,9 @@ from ._work import LaunchWork
 _FALLBACK_OPERATION: Final = "add"  # which only moves bytes
 
 
-def unmeasured(op: Operator, work: LaunchWork) -> LibraryKernel:
-    """The kernel of an operator of a kind that was not measured."""
-    return replace(mover(op, work, name=op.kind), memory_traffic_only=True)
+def unmeasured(op: Operator, work: LaunchWork, *, where: Num = True, name: str = "") -> LibraryKernel:
+    """Kernel of an operator that was not measured: operation `name`, or its kind."""
+    return replace(mover(op, work, where=where, name=name or op.kind), memory_traffic_only=True)
 
 
 def hyper_connection(op: Operator, work: LaunchWork) -> LibraryKernel:

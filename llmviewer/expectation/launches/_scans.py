@@ -8,11 +8,12 @@ from typing import Final
 import numpy as np
 
 from ...forms import Num
+from ...operators.base import Operator
 from ...operators.state_space import CausalConv, Scan
 from ..families import Implementation
 from ..profile import ANOTHER_KERNEL
 from ._kernel import KernelSequence, LibraryKernel
-from ._movers import mover
+from ._movers import mover, unmeasured
 from ._work import LaunchWork
 
 CHUNK: Final = 64  # tokens from which scans are computed in chunks: chunk_size of flash-linear-attention's kernels
@@ -60,7 +61,19 @@ def scan(op: Scan, place: int, work: LaunchWork) -> KernelSequence:
 
 def convolution(op: CausalConv, work: LaunchWork) -> Iterator[LibraryKernel]:
     """Yields the kernels of a causal convolution; the workload decides which of them runs."""
-    longest = np.max(np.broadcast_arrays(*(spans.q_len for spans in work.groups)), axis=0)
     tokens = sum((spans.batch * spans.q_len for spans in work.groups), start=np.zeros(1))
-    for phase, where in phases(longest).items():
+    for phase, where in phases(_longest(work)).items():
         yield mover(op, work, where=where, name=f"conv_{phase}", dtype="bf16", rows=tokens, cols=op.outputs[0].width)
+
+
+def recurrence(op: Operator, work: LaunchWork) -> Iterator[LibraryKernel]:
+    """Yields the kernels of an operator with a state whose rule was not measured; the workload decides which of them
+    runs.
+    """
+    for phase, where in phases(_longest(work)).items():
+        yield unmeasured(op, work, where=where, name=op.kind if phase == "prefill" else f"{op.kind} {phase}")
+
+
+def _longest(work: LaunchWork) -> Num:
+    """New tokens of the longest sequence."""
+    return np.max(np.broadcast_arrays(*(spans.q_len for spans in work.groups)), axis=0)

@@ -76,6 +76,8 @@ _TIMED = (  # one of each goal of docs/measuring.md first
     {"family": "gemm", "dtype": "bf16", "M": 16, "N": 4096, "K": 14336},
     {"family": "gemm", "dtype": "bf16", "M": 1, "N": 4096, "K": 14336},
     {"family": "gemm", "dtype": "int4_wo", "M": 1, "N": 4096, "K": 14336},
+    {"family": "gemm", "dtype": "bf16", "M": 128, "N": 4096, "K": 4096},
+    {"family": "gemm", "dtype": "int4_wo", "M": 2048, "N": 14336, "K": 4096},
 )
 
 

@@ -29,12 +29,10 @@ from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Tar
 GROUP_M = 8  # rows of tiles that run together and share columns of w in L2
 _MAX_SPLIT_K = 16
 _MIN_BLOCKS_PER_SPLIT = 4  # below, a part costs more through its partial sums in memory than it gains
-_SPLIT_FILL = (
-    0.75  # programs per multiprocessor; at 64 tiles on 132, two parts each took 0.81 to 0.68 of one's speed (H100)
-)
-# Tiles on Hopper: rows, columns, bytes of a block of k, warps, stages, and the time of a round of them with k = 4096 in
-# bf16 on all multiprocessors of an H100. [us] Of large products 128 x 256 reach 700 TOP/s and 128 x 128 540; of one
-# round, 128 x 128 take 26 us, which is left to larger tiles only by products that fill them.
+_HOPPER_SPLIT = 0.75  # programs per multiprocessor: 64 tiles of 64 x 64 run at 0.81 of their speed in two parts each
+# Tiles on Hopper: rows, columns, bytes of a block of k, warps, stages, and the time of a round of them on the 132
+# multiprocessors of an H100, in bf16 with k = 4096. [us] The first two are of many rounds (700 and 550 TOP/s), the
+# others of one (reports/measurements/h100/tilings.jsonl): larger products do not take them.
 _HOPPER_TILES = (
     (128, 256, 128, 8, 4, 50.6),
     (128, 128, 128, 8, 6, 32.0),
@@ -242,8 +240,7 @@ def _with_split_k(target: Target, tile: GemmTiling, m: int, n: int, k: int, item
     """Adds split-K or persistent programs to `tile` where they help."""
     stages = target.stages(tile.num_stages, (tile.block_m + tile.block_n) * tile.block_k * itemsize)
     tile = replace(tile, num_stages=stages)
-    fill = 2 if m <= 64 else _SPLIT_FILL if target.generation == 90 else 1
-    parts = choose_split_k(target, tile, m, n, k, fill)
+    parts = choose_split_k(target, tile, m, n, k, large=_HOPPER_SPLIT if target.generation == 90 else 1)
     # Descriptors need rows aligned to 16 bytes; without TMA they have no advantage.
     even = k * itemsize % 16 == 0 and n % 8 == 0
     return replace(tile, parts=parts, persistent=parts == 1 and target.generation >= 90 and even and m > 64)
@@ -294,10 +291,12 @@ def alternatives(rule: GemmTiling, candidates: list[GemmTiling]) -> tuple[GemmTi
     return tuple(tile for tile in dict.fromkeys(candidates) if tile != rule)
 
 
-def choose_split_k(target: Target, tile: GemmTiling, m: int, n: int, k: int, resident: float) -> int:
-    """The split-K factor that gives each multiprocessor `resident` programs."""
-    programs_per_tile = int(resident * target.multiprocessors) // num_tiles(tile, m, n)
-    return max(min(programs_per_tile, k // (tile.block_k * _MIN_BLOCKS_PER_SPLIT), _MAX_SPLIT_K), 1)
+def choose_split_k(
+    target: Target, tile: GemmTiling, m: int, n: int, k: int, small: float = 2, large: float = 1
+) -> int:  # fmt: skip
+    """The split-K factor that fills the multiprocessors with `small` programs each, above 64 tokens with `large`."""
+    programs = int((small if m <= 64 else large) * target.multiprocessors)
+    return max(min(programs // num_tiles(tile, m, n), k // (tile.block_k * _MIN_BLOCKS_PER_SPLIT), _MAX_SPLIT_K), 1)
 
 
 def num_tiles(tile: GemmTiling, m: int, n: int) -> int:

@@ -72,7 +72,7 @@ def tiling(target: Target, m: int, n: int, k: int) -> GemmTiling:
 def _with_stages(target: Target, tile: GemmTiling, m: int, n: int, k: int) -> GemmTiling:
     """Sets the number of stages that fit in shared memory and the split-K factor of `tile`."""
     stages = target.stages(tile.num_stages, (tile.block_m + tile.block_n) * BLOCK)
-    return replace(tile, num_stages=stages, parts=choose_split_k(target, tile, m, n, k, 2 if m <= 64 else 1))
+    return replace(tile, num_stages=stages, parts=choose_split_k(target, tile, m, n, k))
 
 
 def tilings(target: Target, case: Case) -> tuple[GemmTiling, ...]:

@@ -89,7 +89,7 @@ _OPERANDS_OF_BARE_FORMAT: Final = {  # operands of a format named without W, A o
 
 
 def resolved(fmt: Format, model_format: Format) -> Format:
-    """`fmt`, or for HALF the 16-bit format of a model whose format is `own`."""
+    """`fmt`, or for HALF the 16-bit format of a model whose format is `model_format`."""
     if fmt != HALF:
         return fmt
     return model_format if model_format.bits == HALF.bits else FP16

@@ -43,7 +43,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _normed(parts: Parts, operators: tuple[Operator, ...], name: str) -> tuple[Operator, ...]:
-    """`made` with a norm before the last of them."""
+    """`operators` with a norm before the last of them."""
     *before, last = operators
     norm = parts.norm(name, result(tuple(before)))
     return (*before, norm, replace(last, inputs=norm.outputs))

@@ -164,7 +164,7 @@ def _graph(
     tied: bool = False,
     normed: bool = False,
 ) -> Graph:
-    """`index` chooses keys in the layers where `own` is true, or in all, and layers without it attend to its choice."""
+    """Layers with `has_indexer`, or all, choose keys by `index`; the others attend to the choice before them."""
     ignore_router_fields(config)
     # Keys and values are expanded for every head, and heads are as wide as their parts.
     config.ignore("num_key_value_heads", "head_dim", "qk_head_dim")

@@ -470,7 +470,7 @@ class _Net:
         return (up_proj, act, self._linear(f"{prefix}down_proj", act.result, self.hidden))
 
     def _normed(self, name: str, x: Tensor, *extra_inputs: Tensor) -> Operator:
-        """The norm of each head; text has weights of its own if its part stands `beside`."""
+        """The norm of each head; text has weights of its own if it is among `extra_inputs`."""
         heads = self.heads
         norm = self.parts.norm(f"{name}_norm", x, shared=heads.num_heads, kind=NormKind.RMS)
         other = tuple(self.parts.weight(f"context_{name}_norm.weight", heads.head_dim) for _ in extra_inputs)

@@ -152,7 +152,7 @@ def _projected(tower: Tower, parts: Parts, merged: int, frames: int, text: Secti
 
 
 def _called(prefix: str, operators: Sequence[Operator], output_name: str) -> tuple[Operator, ...]:
-    """Operators whose names begin so, as those of what they make and hold; not that of the tensor `kept`."""
+    """Operators whose names begin with `prefix`, as do their tensors and weights, except the tensor `output_name`."""
 
     def tensor(t: Tensor) -> Tensor:
         return t if t.name == output_name else replace(t, name=f"{prefix}_{t.name}")

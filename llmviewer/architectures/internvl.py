@@ -120,7 +120,7 @@ def _run(config: Section, key: str, section: Section) -> int:
 
 
 def _tiles(config: Section, section: Section, *, least: int, most: int, thumbnail: bool = True) -> int:
-    """Tiles of an image; `whole` adds one of all of it where there are several."""
+    """Tiles of an image; `thumbnail` adds one of all of it where there are several."""
     rows, columns = closest_grid(picture_size(config), sides(section, "image_size"), least=least, most=most)
     return rows * columns + (thumbnail and rows * columns > 1)
 

@@ -114,7 +114,7 @@ def _tower(config: Section, layer: int = -2) -> tuple[Tower, int]:
 
 
 def _projected(config: Section, tower: Tower, parts: Parts, width: int, feature_layers: int) -> tuple[Operator, ...]:
-    """Two linears of the features of `taken` layers side by side."""
+    """Two linears of the features of `feature_layers` layers side by side."""
     act = activation(config, "projector_hidden_act", "gelu")
     bias = config.flag("multimodal_projector_bias", default=True)
     x = parts.tensor(HIDDEN, feature_layers * tower.hidden)

@@ -48,7 +48,7 @@ class ShortcutLayer(Layer):
 
 
 def _renamed(operators: Iterable[Operator], output_name: str) -> list[Operator]:
-    """Operators as those of the second half, with their tensors and weights; they read `kept` of the first."""
+    """Operators as those of the second half, with their tensors and weights; they read `output_name` of the first."""
     renamed_operators: list[Operator] = []
     for op in operators:
         inputs = tuple(t if t.name == output_name else replace(t, name=_SECOND + t.name) for t in op.inputs)

@@ -117,7 +117,7 @@ def _layer(section: Section) -> Shapes:
 
 
 def _hearing(section: Section, parts: Parts, around: Shapes, layer: Shapes, vision_graph: Graph) -> Graph:
-    """`seen` beside the audio encoder."""
+    """`vision_graph` beside the audio encoder."""
     norm = {f"final_norm.{suffix}": (section.integer("d_model"),) for suffix in ("weight", "bias")}
     blocks = (
         unused_weights("hearing", parts, {**around, **norm}),

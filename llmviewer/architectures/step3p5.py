@@ -60,8 +60,8 @@ def build(config: Section, fmt: Format) -> Graph:
 def _listed(
     config: Section, key: str, known_kinds: tuple[str, str], layers: int, prediction_layers: int
 ) -> tuple[str, ...]:
-    """The kind of each layer and of the `further` layers of multi-token prediction, which a list of their own may have
-    instead; else they are of the last kind in `known`.
+    """The kind of each layer and of the `prediction_layers` of multi-token prediction, which may have a list of their
+    own; else they are of the last of `known_kinds`.
     """
     kinds, prediction_kinds = config.texts(key), config.texts(f"mtp_{key}")
     if len(kinds) == layers:

@@ -110,9 +110,9 @@ class Hardware:
         return f"Hardware({', '.join(map(repr, (self.name, *self.changes)))})"
 
     def supply(self, requirement: Resource) -> Resource:
-        """The unit and data type of this device that does work of `wanted`.
+        """The unit and data type of this device that does work of `requirement`.
 
-        If the device lacks `wanted`, that is the fastest type that represents the operands exactly: on matrix units, or
+        If the device lacks it, that is the fastest type that represents the operands exactly: on matrix units, or
         on vector units if matrix units have none, if vector units have the type itself and are no slower (fp32 on GPUs
         whose tensor cores have only fp64), or if they are at least twice as fast. A smaller gain by another type would
         be lost to softmax, which also needs the vector units.

@@ -100,7 +100,7 @@ class _ByteReader:
         return struct.unpack_from(f"<{code}", self.data, self.take(struct.calcsize(f"<{code}")))[0]
 
     def count(self, items: str, item_bytes: int) -> int:
-        """The next number, a count of items of at least `least` bytes each."""
+        """The next number, a count of items of at least `item_bytes` bytes each."""
         number: int = self.number("Q")
         if number * item_bytes > len(self.data):
             raise InputError(f"{self.file}: has {len(self.data)} bytes, too few for {number} {items}")

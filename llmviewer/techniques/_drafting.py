@@ -166,7 +166,7 @@ class Drafting(Technique):
 
 
 def _free_batches(free: npt.NDArray[np.bool_], replicas: int) -> tuple[int | None, int | None]:
-    """The first and last batch, over `copies` data-parallel replicas, at which verification is free.
+    """The first and last batch, over `replicas` data-parallel replicas, at which verification is free.
 
     None and 0 if there is none; None as the last if all from the first on are free. The first may exceed 1 because
     one sequence reads more experts to verify several tokens, and large batches read all of them anyway.

@@ -108,7 +108,7 @@ class Predictor(Linear):
 
 
 def _sparse_linear(op: Linear, density: float) -> Operator:
-    """`op` with the fraction `part` of its rows per token."""
+    """`op` with the fraction `density` of its rows per token."""
     return SparseLinear(
         name=op.name,
         kind=op.kind,

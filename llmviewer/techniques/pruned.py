@@ -196,7 +196,7 @@ def _tensors(op: Operator) -> tuple[Tensor, ...]:
 
 
 def _resized(op: Operator, fractions: dict[str, float], head_fraction: float) -> Operator:
-    """`op` with widths scaled by `parts`, and weights and heads to match."""
+    """`op` with widths scaled by `fractions`, and weights and heads to match."""
     new = op.with_tensors(lambda t: replace(t, width=max(round(t.width * fractions.get(t.name, 1.0)), 1)))
     if all(t.name not in fractions for t in _tensors(op)):
         return op

@@ -98,7 +98,7 @@ def _part(text: str, otherwise: str) -> float:
 
 
 def offload(settings: Offload, *, decode: bool) -> Transform:
-    """A transform that places weights and cache as `asked`, for a prefill or a decode step.
+    """A transform that places weights and cache as `settings` say, for a prefill or a decode step.
 
     Raises InputError if a cache is offloaded and the model has none.
     """

@@ -349,7 +349,7 @@ def _with_weight(op: Operator, fmt: Format | None) -> Operator:
 def _with_operands(
     block: Block, operators: tuple[Operator, ...], operand_formats: dict[str, Format]
 ) -> Iterator[Operator]:
-    """`operators` with first inputs in the formats `wanted`, by operator name.
+    """`operators` with first inputs in `operand_formats`, by operator name.
 
     All-to-alls send tokens in the format that experts want (arXiv:2412.19437, section 3.3.3).
     """

@@ -123,7 +123,7 @@ class ClassDefaults:
         return None if flat else fields.get(_SECTIONS, {}).get(key)
 
     def towers(self, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Sections of towers that the class builds where they are absent or null in the config `given`."""
+        """Sections of towers that the class builds where they are absent or null in `config`."""
         sections: Mapping[str, dict[str, Any]] = _fields_of(self.model_type, self.within).get(_SECTIONS, {})
         return {key: sections[key] for key in sections if key in _TOWER_SECTIONS and config.get(key) is None}
 

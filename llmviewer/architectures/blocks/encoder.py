@@ -296,7 +296,7 @@ def pair(
 
 
 def task(config: Section, tasks_by_ending: Mapping[str, str], default: str) -> str:
-    """The task of a model: the value of `known` for the suffix of the class named in field `architectures`.
+    """The task of a model: the value of `tasks_by_ending` for the suffix of the class named in field `architectures`.
 
     `default` is the suffix if the config names no class.
     """

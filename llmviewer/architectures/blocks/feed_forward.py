@@ -86,7 +86,7 @@ class Experts:
         return self.chosen * self.experts // (self.experts + self.zero)
 
     def operators(self, parts: Parts, x: Tensor, router_input: Tensor | None = None) -> tuple[Operator, ...]:
-        """`seen`: the input of the router, if it is not x."""
+        """`router_input`: the input of the router, if it is not x."""
         routing = self.routing(parts, router_input or x)
         weights = result(routing)
         down = self._entering(parts, x)

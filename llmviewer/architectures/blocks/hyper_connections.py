@@ -31,7 +31,7 @@ class HyperConnections:
         return (operators, parts.norm(f"{name}_norm", operators.result)), back
 
     def merged(self, parts: Parts, name: str, x: Tensor, branch: Tensor, back: Tensor) -> Elementwise:
-        """Every stream as a mixture of all of them, or itself, and of `made`."""
+        """Every stream as a mixture of all of them, or itself, and of `branch`."""
         out = parts.tensor(name, x.width)
         return Elementwise(
             name=name,

@@ -32,7 +32,7 @@ _L = TypeVar("_L", bound=LatentAttention)
 
 
 def ignore_router_fields(config: Section, *extra_fields: str) -> None:
-    """Declares fields that change no count: those of routers, and `more` of the architecture."""
+    """Declares fields that change no count: those of routers, and `extra_fields` of the architecture."""
     config.ignore(*_IGNORED_FIELDS.split(), *extra_fields)
 
 
@@ -254,7 +254,7 @@ def listed(config: Section, key: str, allowed: Sequence[str]) -> list[str]:
 
 
 def for_each_layer(config: Section, key: str, values: Sequence[object]) -> None:
-    """Raises InputError unless `found`, the list of field `key`, has an entry for each layer."""
+    """Raises InputError unless `values`, the list of field `key`, has an entry for each layer."""
     layers = config.count("num_hidden_layers")
     if len(values) != layers:
         raise config.error(key, f"must have an entry for each of the {layers} layers; got {len(values)}")

@@ -44,6 +44,7 @@ from llmviewer.techniques import (
 from llmviewer.techniques import technique as registered
 from llmviewer.techniques.schemes import SCHEMES
 from llmviewer.units import seconds
+from llmviewer.variants.changes import deployed_precisions, lower_bits
 from llmviewer.workload import Sequences, Workload
 
 from .cases import first_fast
@@ -913,6 +914,13 @@ def test_layers_that_borrow_keys_make_none():
     assert weight_bytes(bare.graph) - weight_bytes(found.graph) == 16 * 2 * 2 * 4096**2
     written = plan_of(bare, "decode", step(), "kv_bytes") - plan_of(found, "decode", step(), "kv_bytes")
     assert written == TOKEN / 2  # they read as before
+
+
+@pytest.mark.parametrize("quant", [None, "fp8", "W32A32"])
+def test_fused_products_have_the_precisions_that_advice_offers_without_fusion(quant):
+    bare, fused = (Setting.of(LLAMA, "h100-sxm", quant=quant, techniques=names) for names in ((), ("fusion",)))
+    for offered in (lower_bits, deployed_precisions):
+        assert [one.name for one in offered(fused)] == [one.name for one in offered(bare)]
 
 
 def test_one_projection_of_queries_keys_and_values_gets_narrower():

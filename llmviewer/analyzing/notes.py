@@ -20,7 +20,7 @@ from ..operators.attention import Indexer
 from ..operators.base import Operator
 from ..operators.block_sparse import BlockIndexer
 from ..operators.collectives import SCALE_OUT, SCALE_UP
-from ..operators.fused import Fused
+from ..operators.fused import parts_of
 from ..operators.linear import ExpertsLinear, LatentExpansion, Linear, Router
 from ..parallel import busiest
 from ..parallel.layout import Network
@@ -449,7 +449,7 @@ def _other_types(evaluation: Evaluation) -> list[str]:
 def _linears(op: Operator) -> tuple[Linear, ...]:
     """Matrix products in an operator, which may be fused or overlapped."""
     op = op.first if isinstance(op, Overlapped) else op
-    return tuple(part for part in (op.parts if isinstance(op, Fused) else (op,)) if isinstance(part, Linear))
+    return tuple(part for part in parts_of(op) if isinstance(part, Linear))
 
 
 def _has_formats(dtype: str, activation: Format, weight: Format) -> bool:

@@ -22,7 +22,7 @@ class Fused(Operator):
 
     @classmethod
     def of(cls, parts: tuple[Operator, ...], *, kept_outputs: Collection[str]) -> Self:
-        """`parts` in one launch, which writes only tensors named in `read`, caches and states."""
+        """`parts` in one launch, which writes only `kept_outputs`, caches and states."""
         intermediates = {t.name for part in parts for t in part.outputs}
         return cls(
             name=" + ".join(part.name for part in parts),
@@ -58,6 +58,11 @@ class Fused(Operator):
 
     def state(self) -> tuple[Tensor, ...]:
         return tuple(t for part in self.parts for t in part.state())
+
+
+def parts_of(op: Operator) -> tuple[Operator, ...]:
+    """The operators of a launch: the parts of a fused one, else `op` alone."""
+    return op.parts if isinstance(op, Fused) else (op,)
 
 
 def unique_tensors(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:

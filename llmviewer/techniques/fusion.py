@@ -10,7 +10,7 @@ from ..devices.hardware import Hardware
 from ..graph import Block, Graph
 from ..operators.base import Operator
 from ..operators.elementwise import Activation, Add, Norm, Rope
-from ..operators.fused import Fused, unique_tensors
+from ..operators.fused import Fused, parts_of, unique_tensors
 from ..operators.linear import Linear, LMHead
 from ..records import frozen
 from ..workload import Workload
@@ -81,7 +81,7 @@ def _are_named(*names: str) -> _Pair:
     """A predicate: two linears of the same input have these names."""
 
     def is_pair_of(a: Operator, b: Operator) -> bool:
-        last = a.parts[-1] if isinstance(a, Fused) else a
+        last = parts_of(a)[-1]
         is_pair = isinstance(last, Linear) and isinstance(b, Linear)
         return is_pair and {last.name, b.name} <= set(names) and last.inputs[0] == b.inputs[0]
 
@@ -89,7 +89,7 @@ def _are_named(*names: str) -> _Pair:
 
 
 def _is_linear(op: Operator) -> bool:
-    first = op.parts[0] if isinstance(op, Fused) else op
+    first = parts_of(op)[0]
     return isinstance(first, Linear) and not isinstance(first, LMHead)
 
 
@@ -114,7 +114,7 @@ def _fuse_pairs(operators: Sequence[Operator], is_fusible: _Pair) -> list[Operat
 
 
 def _fuse(a: Operator, b: Operator) -> Fused:
-    parts = (*(a.parts if isinstance(a, Fused) else (a,)), *(b.parts if isinstance(b, Fused) else (b,)))
+    parts = parts_of(a) + parts_of(b)
     written_names = {t.name for part in parts for t in part.outputs}
     return Fused(
         name=f"{_short_name(a)}+{_short_name(b)}",

@@ -12,10 +12,10 @@ from math import ceil
 from typing import Final
 
 from ..errors import InputError
-from ..graph import Graph
+from ..graph import Block, Graph
 from ..model import Model, vocabulary
 from ..model_files import load_model, model_names
-from ..operators.fused import Fused
+from ..operators.fused import parts_of
 from ..operators.linear import Linear
 from ..parameters import Accounting, AttentionMode
 from ..precision import BF16, FP16, NAMED, Format, Scheme, notation, parse_scheme
@@ -96,10 +96,8 @@ def narrower(model: Model, quants: Sequence[str]) -> tuple[str, ...]:
 
 
 def _mean_bits(graph: Graph) -> float:
-    """Mean bits of a weight of matrix products, fused ones too, with its scales; 0 if there are none."""
-    products = ((block, part) for block, op in graph for part in (op.parts if isinstance(op, Fused) else (op,)))
-    weights = [(block.repeat * op.weight.numel, op.weight.format.stored_bits)
-               for block, op in products if isinstance(op, Linear) and not op.left_as_published]  # fmt: skip
+    """Mean bits of a weight of matrix products, with its scales; 0 if there are none."""
+    weights = [(block.repeat * op.weight.numel, op.weight.format.stored_bits) for block, op in _linears(graph)]
     return sum(count * bits for count, bits in weights) / max(sum(count for count, _ in weights), 1)
 
 
@@ -302,7 +300,7 @@ def _operands(setting: Setting, fmt: Format) -> Iterator[Change]:
 
 
 def _as_narrow(scheme: Format, fmt: Format) -> bool:
-    """Whether `own` is as narrow as `fmt`, which then brings no gain."""
+    """Whether `scheme` is as narrow as `fmt`, which then brings no gain."""
     return scheme.bits < fmt.bits or (scheme.bits == fmt.bits and scheme.compute == fmt.compute)
 
 
@@ -310,16 +308,19 @@ def _weights(setting: Setting) -> tuple[Format, ...]:
     """Formats of the weights that --quant applies to."""
     if setting.accounting is Accounting.SURVEY:
         return (setting.quantization.scheme.weight or FP16,)
-    return tuple({op.weight.format for op in _linears(setting)})
+    return tuple({op.weight.format for _, op in _linears(setting.graph)})
 
 
 def _wide(setting: Setting) -> bool:
     """Whether operands of matrix products are in more than 16 bits."""
-    return any(max(op.weight.format.bits, op.inputs[0].format.bits) > BF16.bits for op in _linears(setting))
+    products = (op for _, op in _linears(setting.graph))
+    return any(max(op.weight.format.bits, op.inputs[0].format.bits) > BF16.bits for op in products)
 
 
-def _linears(setting: Setting) -> Iterator[Linear]:
-    return (op for _, op in setting.graph if isinstance(op, Linear) and not op.left_as_published)
+def _linears(graph: Graph) -> Iterator[tuple[Block, Linear]]:
+    """Yields matrix products that --quant applies to, fused ones too, with their blocks."""
+    products = ((block, part) for block, op in graph for part in parts_of(op))
+    return ((block, op) for block, op in products if isinstance(op, Linear) and not op.left_as_published)
 
 
 def _formats(scheme: Scheme) -> tuple[Format | None, ...]:

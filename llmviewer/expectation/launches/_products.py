@@ -12,7 +12,7 @@ from ...forms import Num, Stream, total
 from ...operators.attention import Attention
 from ...operators.base import Operator
 from ...operators.elementwise import Quantize
-from ...operators.fused import Fused
+from ...operators.fused import parts_of
 from ...operators.kinds import OperatorGroup, kind_of
 from ...operators.linear import ChosenLinear, Linear
 from ...precision import Format
@@ -67,8 +67,7 @@ def _is_prequantized(library: str, dtype: str) -> bool:
 
 def _linears(op: Operator) -> tuple[Linear, ...]:
     """The products with dense weights in a launch of `op`; none if it has others, or none."""
-    parts = op.parts if isinstance(op, Fused) else (op,)
-    linears = tuple(part for part in parts if isinstance(part, Linear))
+    linears = tuple(part for part in parts_of(op) if isinstance(part, Linear))
     dense = all(original_linear(part).dense and not isinstance(original_linear(part), ChosenLinear) for part in linears)
     return linears if dense else ()
 

@@ -9,7 +9,7 @@ import numpy as np
 from ...forms import Num
 from ...operators.attention import Attention
 from ...operators.base import Operator
-from ...operators.fused import Fused
+from ...operators.fused import parts_of
 from ...operators.linear import Linear
 from ...operators.transfer import Transfer
 from ...precision import HALF
@@ -63,5 +63,4 @@ def by_amounts(place: int, work: LaunchWork) -> KernelSequence:
 
 def _linear(op: Operator) -> Linear | None:
     """The first product with weights in a launch; None if there is none."""
-    parts = op.parts if isinstance(op, Fused) else (op,)
-    return next((part for part in parts if isinstance(part, Linear)), None)
+    return next((part for part in parts_of(op) if isinstance(part, Linear)), None)

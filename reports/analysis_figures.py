@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import accumulate
 from typing import Final
 
@@ -49,7 +48,7 @@ def time_bars(analysis: Analysis) -> go.Figure:
     for bound in BOUND_COLOR:
         same_bound = [piece for piece in bars if piece.bound == bound]
         if same_bound:
-            _pieces(figure, bound, same_bound)
+            _pieces(figure, f"{bound}-bound", BOUND_COLOR[bound], [(piece, 1.0) for piece in same_bound], width=0.62)
     figure.update_layout(barmode="overlay", uniformtext={"minsize": 9, "mode": "hide"})
     figure.update_xaxes(
         title_text="share of the phase's time", tickformat=".0%", range=[0, 1.001], dtick=0.2, showgrid=False,
@@ -72,19 +71,23 @@ def phase_bars(analyses: Mapping[str, Analysis], phase: str) -> go.Figure:
     longest = max(*(one.total.bound_time_s for one in phases.values()), *(high_s for *_, high_s in expected.values()))
     scale, unit = time_unit(longest)
     pieces_by_setting = {name: pieces(one, rows[name]) for name, one in phases.items()}
-    by_color = _colored([piece for each in pieces_by_setting.values() for piece in each])
-    for label, (color, is_member) in by_color.items():
-        _phase_pieces(figure, label, color, {
-            name: [piece for piece in each if is_member(piece)] for name, each in pieces_by_setting.items()
-        }, {name: scale * one.total.bound_time_s for name, one in phases.items()})  # fmt: skip
+    colors, label_of = _legend([piece for each in pieces_by_setting.values() for piece in each])
+    for label, color in colors.items():
+        bars = [
+            (piece, scale * phases[name].total.bound_time_s)
+            for name, each in pieces_by_setting.items()
+            for piece in each
+            if label_of(piece) == label
+        ]
+        _pieces(figure, label, color, bars, offset=-0.04, width=0.44)
     if expected:
         starts = {name: _expected_starts(pieces_by_setting[name]) for name in expected}
-        for label, (color, is_member) in by_color.items():
+        for label, color in colors.items():
             parts = [
                 (piece, scale * start_s)
                 for name in expected
                 for piece, start_s in starts[name]
-                if is_member(piece) and piece.expected_s
+                if label_of(piece) == label and piece.expected_s
             ]
             figure.add_bar(
                 orientation="h", y=[piece.row for piece, _ in parts], base=[start for _, start in parts],
@@ -127,8 +130,9 @@ def operator_bars(analysis: Analysis, phase: str) -> go.Figure:
     expected = {row: one.expected_s for row, one in rows.items() if one.expected_s is not None}
     longest = max([*bounds_s.values(), *expected.values()])
     scale, unit = time_unit(longest)
-    for label, (color, is_member) in _colored(listed).items():
-        same = {row: one for row, one in rows.items() if is_member(one)}
+    colors, label_of = _legend(listed)
+    for label, color in colors.items():
+        same = {row: one for row, one in rows.items() if label_of(one) == label}
         figure.add_bar(
             orientation="h", y=list(same), x=[scale * bounds_s[row] for row in same], name=label, offset=0, width=0.4,
             marker={"color": color}, customdata=[one.operator for one in same.values()],
@@ -149,54 +153,23 @@ def operator_bars(analysis: Analysis, phase: str) -> go.Figure:
     return figure
 
 
-_Group = tuple[str, Callable[[Piece], bool]]  # color, and whether a piece has it
-
-
-def _colored(bars: Sequence[Piece]) -> Mapping[str, _Group]:
-    """Colors of pieces with their legends: by bound or, if all have the same one, by kind of operator."""
+def _legend(bars: Sequence[Piece]) -> tuple[Mapping[str, str], Callable[[Piece], str]]:
+    """Colors by label, and the label of a piece: its bound or, if all have the same one, its kind of operator."""
     bounds = {piece.bound for piece in bars}
     if len(bounds) > 1:
-        return {
-            f"{bound}-bound": (color, partial(_has_bound, bound=bound))
-            for bound, color in BOUND_COLOR.items()
-            if bound in bounds
-        }
+        colors = {f"{bound}-bound": color for bound, color in BOUND_COLOR.items() if bound in bounds}
+        return colors, lambda piece: f"{piece.bound}-bound"
     shares: dict[str, float] = {}
     for piece in bars:
         if piece.operator:
             shares[piece.kind] = shares.get(piece.kind, 0.0) + piece.share
-    named = sorted(shares, key=lambda kind: -shares[kind])[: len(KIND_COLOR) - 1]
-    groups: dict[str, _Group] = {
-        kind: (color, partial(_has_kind, kinds=(kind,))) for kind, color in zip(named, KIND_COLOR, strict=False)
-    }
-    others = partial(_has_no_kind, kinds=tuple(named))
-    return groups | ({"other": (KIND_COLOR[-1], others)} if any(map(others, bars)) else {})
+    kinds = sorted(shares, key=lambda kind: -shares[kind])[: len(KIND_COLOR) - 1]
 
+    def label_of(piece: Piece) -> str:
+        return piece.kind if piece.operator and piece.kind in kinds else "other"
 
-def _has_bound(piece: Piece, *, bound: str) -> bool:
-    return piece.bound == bound
-
-
-def _has_kind(piece: Piece, *, kinds: Sequence[str]) -> bool:
-    return bool(piece.operator) and piece.kind in kinds
-
-
-def _has_no_kind(piece: Piece, *, kinds: Sequence[str]) -> bool:
-    return not _has_kind(piece, kinds=kinds)
-
-
-def _phase_pieces(
-    figure: go.Figure, label: str, color: str, bars: Mapping[str, Sequence[Piece]], lengths: Mapping[str, float]
-) -> None:
-    """Pieces of one color in the bars of bounds; `lengths` are those of the bars, by setting."""
-    parts = [(piece, lengths[name]) for name, each in bars.items() for piece in each]
-    figure.add_bar(
-        orientation="h", y=[p.row for p, _ in parts], x=[p.share * length for p, length in parts],
-        base=[p.start * length for p, length in parts], customdata=[p.operator for p, _ in parts], name=label,
-        marker={"color": color, "line": {"color": PAPER, "width": 1.5}}, offset=-0.04, width=0.44,
-        text=[p.text for p, _ in parts], textfont={"color": "white", "weight": 600}, **INSIDE,
-        hovertext=[p.hover for p, _ in parts], hovertemplate="%{hovertext}<extra></extra>",
-    )  # fmt: skip
+    colors = dict(zip(kinds, KIND_COLOR, strict=False))
+    return colors | ({"other": KIND_COLOR[-1]} if "other" in map(label_of, bars) else {}), label_of
 
 
 def _expected_starts(bars: Sequence[Piece]) -> list[tuple[Piece, float]]:
@@ -275,14 +248,14 @@ def memory_bar(analysis: Analysis) -> go.Figure:
     return figure
 
 
-def _pieces(figure: go.Figure, bound: str, bars: Sequence[Piece]) -> None:
-    """Bars of operators with one bound, as shares of the time of their phase."""
+def _pieces(figure: go.Figure, label: str, color: str, bars: Sequence[tuple[Piece, float]], **placement: float) -> None:
+    """Pieces of one color, each with the length of its bar."""
     figure.add_bar(
-        orientation="h", y=[p.row for p in bars], x=[p.share for p in bars], base=[p.start for p in bars],
-        customdata=[p.operator for p in bars], name=f"{bound}-bound",
-        marker={"color": BOUND_COLOR[bound], "line": {"color": PAPER, "width": 1.5}}, width=0.62,
-        text=[p.text for p in bars], textfont={"color": "white", "weight": 600}, **INSIDE,
-        hovertext=[p.hover for p in bars], hovertemplate="%{hovertext}<extra></extra>",
+        orientation="h", y=[p.row for p, _ in bars], x=[p.share * length for p, length in bars],
+        base=[p.start * length for p, length in bars], customdata=[p.operator for p, _ in bars], name=label,
+        marker={"color": color, "line": {"color": PAPER, "width": 1.5}}, **placement,
+        text=[p.text for p, _ in bars], textfont={"color": "white", "weight": 600}, **INSIDE,
+        hovertext=[p.hover for p, _ in bars], hovertemplate="%{hovertext}<extra></extra>",
     )  # fmt: skip
 
 

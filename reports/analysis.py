@@ -100,7 +100,6 @@ def _request_tokens(analysis: Analysis) -> int:
 
 def summary(analysis: Analysis) -> list[Line]:
     """Times, verdicts on measurements, gains of techniques, and memory, ahead of all if the request does not fit."""
-    memory = memory_lines(analysis)
     times = [
         *(line for line in _time_lines(analysis) if analysis.memory.fits or line.label != _THROUGHPUT),
         *(Line(measured_label(one), sentence(one.said), on_page=True) for one in analysis.measured),
@@ -108,6 +107,9 @@ def summary(analysis: Analysis) -> list[Line]:
         *_precision_lines(analysis),
     ]
     server = server_lines(analysis)
+    memory = [memory_line(analysis)]
+    if not server:
+        memory.append(Line("largest that fits", _largest(analysis)))
     if not analysis.memory.fits or not analysis.capacity.starts:
         return [*server, *memory, *times]
     return [*times, *memory, *server]
@@ -193,11 +195,8 @@ def _time_lines(analysis: Analysis) -> list[Line]:
     return [lines[-2]._replace(label=f"{passes:,.0f} passes" if passes > 1 else "one pass"), lines[-1]]
 
 
-def memory_lines(analysis: Analysis) -> list[Line]:
-    """Whether the request fits, with the parts of its memory, and the largest batch and context that fit.
-
-    Of a server, its own line has how many requests run at once.
-    """
+def memory_line(analysis: Analysis) -> Line:
+    """Whether the request fits, with the parts of its memory."""
     memory = analysis.memory
     offloaded = "".join(f"; {si(size)}B {where}" for where, size in _offloaded_bytes(analysis) if size)
     parts = (
@@ -206,8 +205,7 @@ def memory_lines(analysis: Analysis) -> list[Line]:
     )
     verdict = f"{'fits' if memory.fits else 'does not fit'}: {memory_verdict(analysis)}"
     texts = filter(None, (verdict, memory_fix(analysis), parts))
-    line = Line("memory", "; ".join(texts), alarm=not memory.fits)
-    return [line] if server_lines(analysis) else [line, Line("largest that fits", _largest(analysis))]
+    return Line("memory", "; ".join(texts), alarm=not memory.fits)
 
 
 def _offloaded_bytes(analysis: Analysis) -> tuple[tuple[str, float], ...]:

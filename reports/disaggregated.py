@@ -70,7 +70,7 @@ def summary(result: Disaggregated) -> list[Line]:
         Line("KV transfer", _transfer(result)),
         Line("balance", _balance(result)),
     ]
-    memory = [analysis.memory_lines(side)[0]._replace(label=f"memory, {name}") for name, side in result.sides]
+    memory = [analysis.memory_line(side)._replace(label=f"memory, {name}") for name, side in result.sides]
     return [*memory, *times] if any(line.alarm for line in memory) else [*times, *memory]
 
 

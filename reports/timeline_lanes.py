@@ -93,10 +93,9 @@ def lane_figure(result: Timeline) -> go.Figure | None:
         }
         for cause, shape in _PATTERNS.items()
     ]
-    used = {part for part, _ in meta["present"]} | {cause for _, cause in meta["present"]}
-    for trace in traces:
-        trace["showlegend"] = trace["name"] in used
-    del meta["present"]
+    used = {part for _, part in meta["kernels"]} | {meta["parts"] + cause for cause in meta["gaps"]["cause"]}
+    for number, trace in enumerate(traces):
+        trace["showlegend"] = number in used
     return frame(
         "Launches in time",
         "one pass; scroll to zoom, drag to move, double-click for the pass",
@@ -129,7 +128,6 @@ def _meta(result: Timeline, recording: RecordedLaunches) -> dict[str, Any]:
     gaps = [gap for gap in result.idle_gaps if first <= gap.launch < stop]
     lanes, lane_numbers = _lanes(recording.streams[first:stop], host=recording.host)
     pass_us = 1e6 * float(result.passes.each_s[0])
-    causes = {f"{IDLE}: {gap.cause.value}" for gap in gaps}
     return {
         "start": start_us.tolist(),
         "duration": duration_us.tolist(),
@@ -147,7 +145,6 @@ def _meta(result: Timeline, recording: RecordedLaunches) -> dict[str, Any]:
         "parts": len(part_numbers),
         "longest": float(max(duration_us.max(), max((1e6 * gap.duration for gap in gaps), default=0.0))),
         "range": [-0.01 * pass_us, 1.01 * pass_us],
-        "present": [(result.part_by_name[name].value, "") for name in kernels] + [("", cause) for cause in causes],
     }
 
 

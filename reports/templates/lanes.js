@@ -58,7 +58,7 @@ const fillLanes = (figure, range, pixels) => {
   const idle = lanes[lanes.length - 1];
   draw(gaps.start, gaps.duration, (i) => parts + gaps.cause[i], () => idle, (i) => {
     const name = figure.data[parts + gaps.cause[i]].name;
-    add(parts + gaps.cause[i], gaps.start[i], gaps.start[i] + gaps.duration[i], idle, `${name}<br>${time(gaps.duration[i])}`, name);
+    add(parts + gaps.cause[i], gaps.start[i], gaps.start[i] + gaps.duration[i], idle, `${name}<br>${time(gaps.duration[i])}`, ""); // hatching would hide a label
   });
   return figure.data.map((trace, i) => ({ ...trace, ...bars[i] }));
 };

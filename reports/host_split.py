@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from llmviewer.comparing.host_split import HostSplit, SplitPoint
-from llmviewer.units import si
+from llmviewer.units import counted, si
 
 from .parts import Card, Command
+from .phrases import BOUNDS
 from .report import Report
 from .tables import DASH, Item, Table, number_item, time_item
 
@@ -49,9 +50,9 @@ def tables(result: HostSplit) -> list[Table]:
     """A row for each number of layers."""
     return [
         Table(
-            title="",
-            about=f"Layers: the first ones, whose {_words(result.part)} the host computes. Both sides wait for each "
-            "other: TPOT is their sum. Host and link time: shares of a decode step at the bound.",
+            title="Splits by layers on the host",
+            about=f"Layers: number of first layers {_computed(result.part)}. Both sides wait for each other: TPOT is "
+            "their sum. Host and link time: shares of a decode step at the bound.",
             head=("layers", "fits", "device", "host", "TTFT >=", "expected", "TPOT >=", "expected", "tokens/s",
                   "host time", "link time"),
             words=("fits",),
@@ -60,8 +61,8 @@ def tables(result: HostSplit) -> list[Table]:
     ]  # fmt: skip
 
 
-def _words(part: str) -> str:
-    return {"layers": "all launches"}.get(part, part)
+def _computed(part: str) -> str:
+    return "that the host computes" if part == "layers" else f"whose {part} the host computes"
 
 
 def _row(one: SplitPoint) -> tuple[Item, ...]:
@@ -86,16 +87,16 @@ def _row(one: SplitPoint) -> tuple[Item, ...]:
 def remarks(result: HostSplit) -> list[str]:
     """Gain of more device memory, and the treatment of prompts."""
     sentences = []
-    best, faster = result.best, [one for one in result.points if not one.fits]
-    if best and best.layers and faster:
-        other = max((one for one in faster if one.layers < best.layers), key=lambda one: one.layers, default=None)
+    best = result.best
+    if best:
+        too_large = (one for one in result.points if not one.fits and one.layers < best.layers)
+        other = max(too_large, key=lambda one: one.layers, default=None)
         if other:
             room = other.device_bytes - best.device_bytes
             gain = best.tpot_s / other.tpot_s
-            sentences.append(
-                f"{si(room)}B more device memory would hold the {result.part} of {best.layers - other.layers} more "
-                f"layers: {gain:.3g}x decode speed."
-            )
+            part = f"the {result.part} of " * (result.part != "layers")
+            layers = counted(best.layers - other.layers, "more layer")
+            sentences.append(f"{si(room)}B more device memory would hold {part}{layers}: {gain:.3g}x decode speed.")
     if any(one.evaluation.setting.streams_prompts for one in result.points):
         sentences.append(
             "Prompts: llama.cpp copies weights of products to the device from 32 tokens on; TTFT is counted so."
@@ -104,9 +105,9 @@ def remarks(result: HostSplit) -> list[str]:
 
 
 def basis(result: HostSplit) -> str:
-    """The two numbers."""
+    """Explanation of bounds and expected times."""
     expected = result.points[0].evaluation.expected
-    return "Bounds: no kernels on both sides are faster." + (
+    return f"{BOUNDS} of both sides." + (
         " Expected: passes that users of llama.cpp measured on such CPUs." if expected else ""
     )
 
@@ -117,7 +118,7 @@ def _cards(result: HostSplit) -> list[Card]:
         return [Card(label="memory", value="does not fit", about="with any number of layers on the host", alarm=True)]
     return [
         Card(label="on the host", value=best.on_host or "nothing", about=f"{si(best.host_bytes)}B there"),
-        Card(label="tokens per second", value=f"{1 / best.tpot_s:.3g}", about="of each sequence"),
+        Card(label="tokens/s", value=f"{1 / best.tpot_s:.3g}", about="of each sequence"),
     ]
 
 

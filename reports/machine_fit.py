@@ -59,7 +59,7 @@ def tables(result: MachineFit) -> list[Table]:
         return []
     return [
         Table(
-            title="",
+            title="Models, the largest first",
             about="tokens/s: decode of one sequence at the end of the context, expected with its 80 % interval; <=: at "
             "the bound. Context: the most that fits, up to the model's own. Same shape: models with the same numbers.",
             head=("model", "params", "active", "quant", "memory", "free", "context", "tokens/s", "<=", "same shape"),
@@ -101,7 +101,7 @@ def remarks(result: MachineFit) -> list[str]:
     if result.unevaluated:
         sentences.append(
             f"{len(result.unevaluated)} smaller models were not evaluated: --all lists them, --model NAME those "
-            "whose names begin so."
+            "whose names begin with NAME."
         )
     if result.too_large:
         count = len(result.too_large)

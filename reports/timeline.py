@@ -180,14 +180,18 @@ def _uncertain_gaps(result: Timeline) -> list[str]:
         for part in result.parts
         if part.expected_s and part.expected_high_s and part.measured_s <= part.expected_high_s
     ]
+    references = result.references
     texts = [
         f"{part.part} {_multiple_text(part.measured_s, part.expected_s or 0.0)}, {seconds(excess_s)} more "
-        f"({seconds(part.expected_low_s or 0.0)} to {seconds(part.expected_high_s or 0.0)}"
-        f"{'; ' * bool(reference := result.references.get(part.part, ''))}{reference})"
+        f"({'; '.join(filter(None, (_interval_text(part), references.get(part.part))))})"
         for excess_s, part in sorted(excesses, key=lambda excess: -excess[0])
         if excess_s > _MIN_EXCESS_SHARE * result.time_s
     ]
     return [f"Slower than expected, within the interval: {'; '.join(texts)}."] if texts else []
+
+
+def _interval_text(part: PartOfPass) -> str:
+    return f"{seconds(part.expected_low_s or 0.0)} to {seconds(part.expected_high_s or 0.0)}"
 
 
 def missing_communication(result: Timeline) -> list[str]:

@@ -20,8 +20,6 @@ from .launches import EngineStep, Operands, RecordedLaunch, steps_of
 
 CALLS: Final = ("cuda_runtime", "cuda_driver", "hip_runtime", "runtime")  # categories of calls that launch kernels
 _MULTIPLIES: Final = re.compile(r"::\w*(mm|linear|matmul|gemm|gemv|addmv)(_|\d|\b)", re.IGNORECASE)
-
-
 WAIT_CALLS: Final = re.compile(r"(cuda|hip|cu)\w*Synchronize", re.IGNORECASE)
 
 

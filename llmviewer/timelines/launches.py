@@ -183,7 +183,7 @@ def of_busiest(
     """The launches of the device with most of them, and of the others.
 
     host_waits  (start, end) of calls in which the host waited for a device [s]
-    rank   rank of the device
+    rank        rank of the device
     """
     by_device: dict[str, list[RecordedLaunch]] = {}
     for launch in launches:

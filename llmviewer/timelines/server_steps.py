@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, field, replace
+from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 from .. import __version__
@@ -94,7 +95,7 @@ def compare_server(load: ServerLoad, analysis: Analysis, *, file: str) -> Server
     setting = analysis.setting
     # Each request has one prefill and takes part in as many steps as it generates tokens.
     prompts = decode.batch / max((request.gen or 1), 1)
-    with_prompts = mixed_phase(setting, Workload((Spans(**_fields(one_prompt, max(prompts, 1.0))), decodes)))
+    with_prompts = mixed_phase(setting, Workload((replace(one_prompt, batch=max(prompts, 1.0)), decodes)))
     share = min(prompts, 1.0)
     times = []
     if load.token_s and not load.decode_steps:
@@ -103,7 +104,7 @@ def compare_server(load: ServerLoad, analysis: Analysis, *, file: str) -> Server
         prefill = mixed_phase(setting, Workload((one_prompt,)))
         times.append(_time("TTFT without queue", max(load.ttft_s - (load.queue_s or 0.0), 0.0), prefill))
     times += [
-        _time(name, _mean_s(steps), _phase_of(steps, analysis))
+        _time(name, fmean(step.time_s for step in steps), _phase_of(steps, analysis))
         for name, steps in (
             ("decode steps", load.decode_steps), ("mixed steps", load.mixed_steps),
             ("prefill steps", load.prefill_steps),
@@ -119,14 +120,6 @@ def compare_server(load: ServerLoad, analysis: Analysis, *, file: str) -> Server
     return ServerSteps(
         file=file, load=load, analysis=analysis, times=tuple(times), prompts_per_step=prompts, **mean
     )  # fmt: skip
-
-
-def _fields(spans: Spans, batch: float) -> dict[str, Any]:
-    return {"batch": batch, "q_len": spans.q_len, "kv_len": spans.kv_len}
-
-
-def _mean_s(steps: Sequence[LoggedStep]) -> float:
-    return sum(step.time_s for step in steps) / len(steps)
 
 
 def _phase_of(steps: Sequence[LoggedStep], analysis: Analysis) -> Phase:

@@ -33,7 +33,7 @@ from .parameters import Accounting, Algorithm, AttentionMode, Mla
 from .precision import default_group
 from .records import frozen
 from .roofline import Plan, plan
-from .techniques import Run, Schedule, Technique, overrides, parse_techniques
+from .techniques import Run, Schedule, Technique, overrides, parameter_without_effect, parse_techniques
 from .transforms.host import NOTHING_ON_HOST, HostPlacement, parse_host_placement
 from .transforms.offload import ON_DEVICE, Offload, parse_offload
 from .transforms.quantize import PUBLISHED, Quantization, parse_quantization
@@ -178,7 +178,7 @@ class Setting:
                 raise InputError(
                     f"{one.name}: {self.model.name} does not generate, so it has no decode passes to change"
                 )
-            reason = one.incompatibility(self, others)
+            reason = parameter_without_effect(one) or one.incompatibility(self, others)
             if overrides(one, "step", "schedule") and self.layout.pp > 1:
                 reason = reason or "is not supported in a pipeline; leave out pp"
             if self.accounting is Accounting.SURVEY and overrides(one, "lowered"):

@@ -17,7 +17,7 @@ from ..errors import InputError, suggest
 from ..parallel.layout import TWO_BATCHES
 from ..plugins import load_plugins
 from ..transforms.quantize import parse_quantization
-from ._parameters import aliases, declaration, parameter, parse_parameters
+from ._parameters import Condition, aliases, declaration, parameter, parameter_without_effect, parse_parameters
 from ._schedule import Run, Schedule
 from ._technique import Drafter, Finding, Kind, Requirement, SettingView, Technique, overrides
 
@@ -151,6 +151,7 @@ def parse_techniques(items: Sequence[str | Mapping[str, object] | Technique]) ->
 
 
 __all__ = [
-    "Drafter", "Finding", "Kind", "Requirement", "Run", "Schedule", "SettingView", "Technique", "aliases",
-    "declaration", "overrides", "parameter", "parse_technique", "parse_techniques", "technique", "techniques",
+    "Condition", "Drafter", "Finding", "Kind", "Requirement", "Run", "Schedule", "SettingView", "Technique", "aliases",
+    "declaration", "overrides", "parameter", "parameter_without_effect", "parse_technique", "parse_techniques",
+    "technique", "techniques",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, field, fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..documents import MAX_EXACT_INTEGER
 from ..errors import InputError, suggest
@@ -16,8 +16,19 @@ if TYPE_CHECKING:
 
 _ABOUT: Final = "about"
 _ALIASES: Final = "aliases"
+_CONDITION: Final = "condition"
 _MAX_LISTED_CHOICES: Final = 8  # in an error
 _WORDS: Final = {"true": True, "yes": True, "false": False, "no": False}
+
+
+class Condition(NamedTuple):
+    """Values of a parameter."""
+
+    name: str
+    values: tuple[object, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}={' or '.join(map(str, self.values))}"
 
 
 def parameter(
@@ -30,13 +41,16 @@ def parameter(
     open: bool = False,  # noqa: A002
     choices: tuple[str, ...] = (),
     aliases: tuple[str, ...] = (),
+    condition: Condition | None = None,
 ) -> Any:
     """A dataclass field with its declaration; required if it has no default.
 
-    aliases  names under which engines have the parameter
+    aliases    names under which engines have the parameter
+    condition  values of another parameter, with others of which this one has no effect
     """
-    declared = Parameter(about=text, unit=unit, least=least, most=most, open=open, choices=choices)
-    metadata = {_ABOUT: declared, _ALIASES: aliases}
+    about = f"{text}, with {condition}" if condition else text
+    declared = Parameter(about=about, unit=unit, least=least, most=most, open=open, choices=choices)
+    metadata = {_ABOUT: declared, _ALIASES: aliases, _CONDITION: condition}
     return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
 
 
@@ -76,6 +90,18 @@ def parse_parameters(kind: type[DataclassInstance], name: str, values: Mapping[s
             limits = f", {declaration(f).limits}" if declaration(f).choices else ""
             raise InputError(f"{name}: {key} must be given: {declaration(f).about}{limits}")
     return {key: _parsed_value(value, parameters[key], f"{name}: {key}") for key, value in values.items()}
+
+
+def parameter_without_effect(technique: DataclassInstance) -> str:
+    """The first parameter that is given and has no effect with the others, and what to do; "" if there is none."""
+    for f in fields(technique):
+        condition: Condition | None = f.metadata[_CONDITION]
+        if condition is None or getattr(technique, f.name) == f.default:
+            continue
+        value = getattr(technique, condition.name)
+        if value not in condition.values:
+            return f"{f.name} has no effect with {condition.name}={value}; give {condition} or leave it out"
+    return ""
 
 
 def aliases(parameter: Field[Any]) -> tuple[str, ...]:

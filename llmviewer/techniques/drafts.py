@@ -18,7 +18,7 @@ from ..roofline import Plan
 from . import technique
 from ._drafting import NUM_TOKENS, Drafting
 from ._linears import with_tied_weights
-from ._parameters import parameter
+from ._parameters import Condition, parameter
 from ._technique import Drafter, Requirement, SettingView, Technique
 
 
@@ -191,7 +191,9 @@ class Eagle(Drafting):
         "candidates in the tree; a chain if not given, or the tree of versions 1 and 2 if gamma is not given either",
         None, least=1, most=4096,
     )  # fmt: skip
-    draft_vocabulary: int = parameter("words of the head of version 3, if the model has more", 32_000, least=1)
+    draft_vocabulary: int = parameter(
+        "words of the draft's head, if the model has more", 32_000, least=1, condition=Condition("version", (3,))
+    )
 
     @property
     def depth(self) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from ..forms import Form, kv_tokens, pairs, touched_kv
@@ -14,13 +14,11 @@ from ..operators.masks import CAUSAL, Bidirectional, FixedKeys, Mask, Strided, T
 from ..precision import FP32
 from ..records import frozen
 from . import technique
-from ._parameters import parameter
+from ._parameters import Condition, parameter
 from ._sparse import SparseAttention, block_scorer
-from ._technique import Requirement, SettingView, Technique
+from ._technique import Requirement
 
 _EXTREMES: Final = 2  # vectors of a block: the least and the largest of each element of its keys
-# Parameters that count, by how clusters are made.
-_PARAMETERS: Final = {"lsh": ("size", "rounds"), "routing": ("clusters",), "sinkhorn": ("size",)}
 
 
 @frozen
@@ -132,9 +130,11 @@ class Clustered(SparseAttention):
     requires = Requirement.NEW_WEIGHTS
 
     by: str = parameter("how clusters are made", "lsh", choices=("lsh", "routing", "sinkhorn"))
-    size: int = parameter("tokens of a cluster or block (lsh, sinkhorn)", 64, unit="tokens", least=1)
-    rounds: int = parameter("hashings (lsh)", 4, least=1)
-    clusters: int = parameter("number of clusters (routing)", 64, least=1)
+    size: int = parameter(
+        "tokens of a cluster or block", 64, unit="tokens", least=1, condition=Condition("by", ("lsh", "sinkhorn"))
+    )
+    rounds: int = parameter("hashings", 4, least=1, condition=Condition("by", ("lsh",)))
+    clusters: int = parameter("number of clusters", 64, least=1, condition=Condition("by", ("routing",)))
 
     @property
     def mask(self) -> Mask:
@@ -149,10 +149,3 @@ class Clustered(SparseAttention):
         choice = Tensor(name="cluster_choice", width=heads.num_heads, format=FP32)
         compared = replace(heads, value_dim=0, mask=FixedKeys(vectors))
         yield ClusterScorer(name="choose_clusters", inputs=(query,), outputs=(choice,), heads=compared)
-
-    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
-        for f in fields(self):
-            if f.name not in ("by", *_PARAMETERS[self.by]) and getattr(self, f.name) != f.default:
-                methods = " or ".join(by for by, names in _PARAMETERS.items() if f.name in names)
-                return f"{f.name} has no effect with by={self.by}; give by={methods} or leave it out"
-        return super().incompatibility(setting, others)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import cache, cached_property
+from math import inf
 from typing import Final
 
 from .errors import InputError
@@ -154,6 +155,12 @@ _PART: Final = re.compile(
     rf"(kv|w|a)({_NUMBER}|{_NAME}|(?<=kv)(?:{'|'.join(_BLOCKS)}))(?:[-_]?g(\d+)(?:s(\d+))?(?:z(\d+))?(?:d(\d+))?)?[-_/,]?",
     re.IGNORECASE,
 )
+_GROUP_NUMBERS: Final = (  # of _PART, after a format: the letter before each, its limits and what it must be
+    ("g", 1, inf, "a group must have at least one value"),
+    ("s", 1, 32, "a scale must have 1 to 32 bits"),
+    ("z", 0, 32, "a zero point must have 0 to 32 bits"),
+    ("d", 1, inf, "a scale of scales must have at least one"),
+)
 _BARE_FORMAT: Final = re.compile(rf"({_NAME})(?:$|[-_/,]?(?=kv))")  # a format, perhaps with a cache format after it
 _NOTATION: Final = (
     "bits or formats of W (weights), A (activations) and KV (cache), each at most once, such as W4A16g128, W8A8, "
@@ -195,9 +202,7 @@ def parse_scheme(text: str) -> Scheme:
         fmt = _format(match[2], text)
         if not match[3]:
             formats[match[1]] = fmt
-        elif (
-            match[1] == "a" and "w" in formats and not formats["w"].group
-        ):  # W4A16g128: the group is that of the weights
+        elif match[1] == "a" and "w" in formats and not formats["w"].group:  # W4A16g128: the group is of the weights
             formats |= {"w": _grouped(formats["w"], match, text), "a": fmt}
         else:
             formats[match[1]] = _grouped(fmt, match, text)
@@ -250,14 +255,11 @@ def _format(text: str, scheme: str) -> Format:
 
 def _grouped(fmt: Format, match: re.Match[str], scheme: str) -> Format:
     """`fmt` with the group size of `match`, its bits of scales and zero points or the default ones."""
-    size, scale, zero, shared = match.group(3, 4, 5, 6)
-    for letter, number, must in (("g", size, "a group must have at least one value"),
-                                 ("s", scale, "a scale must have 1 to 32 bits"),
-                                 ("d", shared, "a scale of scales must have at least one")):  # fmt: skip
-        if number and (not int(number) or (letter == "s" and int(number) > 32)):
+    numbers = match.group(3, 4, 5, 6)
+    for (letter, least, most, must), number in zip(_GROUP_NUMBERS, numbers, strict=True):
+        if number and not least <= int(number) <= most:
             raise InputError(f"quantization {scheme!r}: {must}; got {letter}{number}")
-    if zero and int(zero) > 32:
-        raise InputError(f"quantization {scheme!r}: a zero point must have 0 to 32 bits; got z{zero}")
+    size, scale, zero, shared = numbers
     if fmt.bits >= HALF.bits or fmt.group:
         raise InputError(
             f"quantization {scheme!r}: a group size needs a low-bit format without its own; got {fmt.name}"

@@ -42,12 +42,8 @@ from .cohere import build_compass as build_compass_text
 from .llama import FAMILIES
 
 _SIDE: Final = 1024  # pixels of an image to each side, down to whole windows or squares of patches
-_WHOLE_LAYERS: Final = (
-    7,
-    15,
-    23,
-    31,
-)  # in which all patches attend to each other, in transformers.Qwen2_5_VLVisionConfig
+# Layers in which all patches attend to each other, in transformers.Qwen2_5_VLVisionConfig.
+_WHOLE_LAYERS: Final = (7, 15, 23, 31)
 _CLOVA_IGNORED: Final = """
     anyres freeze_before_sampler freeze_decoder freeze_encoder freeze_mm_projector image_token_id img_start_id
     video_token_id is_safetensor_save max_image_cnt max_num_grids mm_projector_type num_queries_vis_abstractor_image

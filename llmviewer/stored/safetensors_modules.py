@@ -187,9 +187,8 @@ def _check_sizes(
     for name, part in parts.items():
         for spot, numel in part.claims.items():
             is_only_matrix = len(part.claims) == 1 and [n for n in weights[spot][1] if n in parts] == [name]
-            checked = (
-                is_only_matrix and spot[2] is not None and "*" not in name
-            )  # some classes keep experts that do nothing
+            # Some classes keep experts that do nothing.
+            checked = is_only_matrix and spot[2] is not None and "*" not in name
             if checked and not part.packed and part.numel not in (0, numel):
                 mismatch = f"{part.names[0]} has {part.numel} elements, and its config.json says {numel}"
                 raise InputError(f"{file}: {mismatch}; one of the two belongs to another model")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from itertools import groupby
 from typing import Final
 
 from ..devices.hardware import Hardware
@@ -105,19 +106,16 @@ def on_host(placement: HostPlacement, *, streams_weights: bool = False) -> Trans
 
 def _split(block: Block, placement: HostPlacement) -> Iterator[Block]:
     """Yields the parts of a block whose layers are placed alike."""
-    limits = sorted({placement.layers, placement.experts, placement.attention})
-    ends = [*limits, max((*block.layers, 0)) + 1]
-    start = -1
-    if not block.layers or not block.main:
+
+    def placed_parts(layer: int) -> tuple[bool, ...]:
+        return tuple(layer < count for count in (placement.layers, placement.experts, placement.attention))
+
+    parts = [tuple(layers) for _, layers in groupby(block.layers, placed_parts)] if block.main else []
+    if len(parts) < 2:
         yield block
         return
-    for end in dict.fromkeys(ends):
-        layers = tuple(n for n in block.layers if start < n < end)
-        start = max(start, end - 1)
-        if layers == block.layers:
-            yield block
-        elif layers:
-            yield replace(block, name=f"{block.name} from {layers[0]}", layers=layers)
+    for layers in parts:
+        yield replace(block, name=f"{block.name} from {layers[0]}", layers=layers)
 
 
 def _placed(block: Block, placement: HostPlacement) -> Block:

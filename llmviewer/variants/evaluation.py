@@ -278,12 +278,7 @@ class Evaluation:
 
     def expect(self, *passes: str) -> None:
         """Evaluates the kernels of passes together, which takes less time than one after another."""
-        kernels, new = self.setting.kernels, [name for name in passes if name not in self._passes]
-        if kernels is None or not new:
-            self._passes.update(dict.fromkeys(new))
-            return
-        estimates = kernels.expect_passes([self.launched(name, kernels) for name in new])
-        self._passes.update(zip(new, estimates, strict=True))
+        _expect((self, name) for name in passes)
 
     @property
     def _generation_passes(self) -> tuple[str, ...]:
@@ -443,16 +438,21 @@ def _whole(requests: float) -> int | None:
 
 def expect_together(evaluations: Iterable[Evaluation]) -> None:
     """Evaluates the kernels of several generations, which takes less time than one after another."""
+    _expect((one, name) for one in evaluations for name in one._generation_passes)  # noqa: SLF001
+
+
+def _expect(passes: Iterable[tuple[Evaluation, str]]) -> None:
+    """Evaluates the passes that are not known yet, those of the same kernels together."""
     by_kernels: dict[int, list[tuple[Evaluation, str]]] = {}
-    for one in evaluations:
-        new = [name for name in one._generation_passes if name not in one._passes]  # noqa: SLF001
-        by_kernels.setdefault(id(one.setting.kernels), []).extend((one, name) for name in new)
-    for passes in by_kernels.values():
-        kernels = passes[0][0].setting.kernels if passes else None
-        if kernels:
-            launched = [one.launched(name, kernels) for one, name in passes]
-            for (one, name), expected in zip(passes, kernels.expect_passes(launched), strict=True):
-                one._passes[name] = expected  # noqa: SLF001
+    for one, name in passes:
+        if name not in one._passes:  # noqa: SLF001
+            by_kernels.setdefault(id(one.setting.kernels), []).append((one, name))
+    for new in by_kernels.values():
+        kernels = new[0][0].setting.kernels
+        launched = [one.launched(name, kernels) for one, name in new] if kernels else []
+        estimates = kernels.expect_passes(launched) if kernels else [None] * len(new)
+        for (one, name), estimate in zip(new, estimates, strict=True):
+            one._passes[name] = estimate  # noqa: SLF001
 
 
 def _times(schedule: Schedule, shape: tuple[int, ...]) -> Times:

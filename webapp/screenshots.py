@@ -1,4 +1,4 @@
-"""Screenshots of every tab at desktop and phone width: `python -m llmviewer.webapp.screenshots FOLDER`."""
+"""Screenshots of tabs at desktop and phone width: `python -m llmviewer.webapp.screenshots FOLDER [NAME...]`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 WIDTHS: Final = {"desk": 1280, "phone": 400}
-_DARK_TAB: Final = "overview"  # taken in the dark color scheme too
+_DARK_TAB, _DARK = "overview", "dark"  # taken in the dark color scheme too, under this name
 _PALETTE_SIZES: Final = (96, 48, 32, 24)  # the first one that makes the file small enough
 _MAX_FILE_BYTES: Final = 150_000
 _TIMEOUT_MS: Final = 120_000  # simulations of the serving tab take long on a busy machine
@@ -48,17 +48,15 @@ FLAGS: Final = (  # for a container, without access to other hosts
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Takes all screenshots; `arguments` is the folder, docs by default."""
-    folder = Path(arguments[0] if arguments else "docs")
-    folder.mkdir(parents=True, exist_ok=True)
+    """Takes screenshots; `arguments` is the folder, and the names of those wanted, such as "memory-phone"; else all."""
+    folder, *names = arguments
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    kinds = [(tab, name, width) for name, width in WIDTHS.items() for tab in TABS]
     with serving(_with_trace) as url, browsing() as browser:
-        for name, width in WIDTHS.items():
-            for tab in TABS:
-                state = _STATES.get(tab, EXAMPLE)
-                take_screenshot(browser, f"{url}{link(tab, state=state)}", folder / f"{tab}-{name}.png", width=width)
-        take_screenshot(
-            browser, f"{url}{link(_DARK_TAB)}", folder / f"{_DARK_TAB}-dark.png", width=WIDTHS["desk"], dark=True
-        )
+        for tab, name, width in [*kinds, (_DARK_TAB, _DARK, WIDTHS["desk"])]:
+            if not names or f"{tab}-{name}" in names:
+                address = f"{url}{link(tab, state=_STATES.get(tab, EXAMPLE))}"
+                take_screenshot(browser, address, Path(folder) / f"{tab}-{name}.png", width=width, dark=name == _DARK)
     return 0
 
 

@@ -23,7 +23,7 @@ _ERROR_TICKS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 _BAND: Final = 0.2  # relative error of the dotted lines
 _MAX_SVG: Final = 5000  # points that a browser draws fast without WebGL
 _MAX_DEPTH: Final = 100  # measured over predicted times at the lower edge of a figure
-_ROW, _AROUND = 40, 150  # heights of a row, and of title, axis and legend [px]
+_ROW, _NAME, _AROUND = 40, 8, 150  # heights of a row, of a name in it, and of title, axis and legend [px]
 _BAR_ROW, _AROUND_BARS = 34, 168  # the same of bars [px]
 
 
@@ -46,7 +46,7 @@ class Cloud(NamedTuple):
 def profile_errors(named: Mapping[str, Sequence[LibraryError]], title: str, about: str) -> go.Figure:
     """A point for each library, a row for each family of kernels, a colour and a shape for each name."""
     rows = list(dict.fromkeys(one.row for errors in named.values() for one in errors))
-    figure = frame(title, about, height=_AROUND + max(_ROW, 14 * len(named)) * len(rows))
+    figure = frame(title, about, height=_AROUND + max(_ROW, _NAME * len(named)) * len(rows))
     for (name, errors), line, symbol in zip(named.items(), lines(len(named)), cycle(_SYMBOLS), strict=False):
         marker = {"color": line["color"], "symbol": symbol}
         figure.add_box(

@@ -241,7 +241,7 @@ def _idle_causes(result: Timeline) -> str:
 
 
 def _multiple_text(measured: float, expected: float) -> str:
-    return f"{measured / expected:.2g}x expected"
+    return f"{fold(measured / expected, 2)} expected"
 
 
 def _faster_than_bound(result: Timeline) -> list[str]:

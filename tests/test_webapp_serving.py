@@ -99,6 +99,11 @@ def test_points_of_the_front_link_to_their_setting_and_to_a_plan(rows):
     assert "batch=256" in text
     assert "llmviewer plan gpt2 --hardware h100-sxm --rate" in text
     assert "--ttft p90=2.048 --tpot p90=0.064" in text
+    changed = replace(ASKED, quant="fp8", engine="vllm", max_num_seqs=64, techniques=("kv-quant",),
+                      set=("h100-sxm:memory.bandwidth=2x",))  # fmt: skip
+    command = tab._command(loops[0], changed)
+    assert " --quant fp8 --engine vllm --max-num-seqs 64 " in command
+    assert command.endswith(" --with kv-quant --hardware-set memory.bandwidth=2x")
     none = json.dumps(
         tab._result(loops, [], replace(ASKED, ttft=1, tpot=1)), default=lambda part: part.to_plotly_json()
     )

@@ -158,7 +158,7 @@ def trace_controls() -> Component:
                      instead="open larger traces with llmviewer web --trace FILE"),
                 html.Div(id="timeline-error", className="error", role="alert"),
             ]),
-            _integer("passes", placeholder="automatic"), _integer("stage", placeholder="none"),
+            _integer("passes", placeholder="auto"), _integer("stage", placeholder="none"),
         ],
         id="tracing", className="asked",
     )  # fmt: skip

@@ -79,6 +79,11 @@ def long_table(lines: Sequence[Sequence[str]]) -> Component:
     return html.Div(html.Pre(text), className="scroll", tabIndex=0)
 
 
+def with_code(text: str) -> list[Component | str]:
+    """A text whose parts between backticks are shown as code."""
+    return [html.Code(part) if place % 2 else part for place, part in enumerate(text.split("`"))]
+
+
 def csv_download(name: str, lines: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """A CSV file of lines for dcc.Download."""
     return {"content": csv_text(lines), "filename": name, "type": "text/csv"}

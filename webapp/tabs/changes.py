@@ -43,7 +43,8 @@ def placeholder(state: State) -> Component:
 
 def content(changes: Sequence[CandidateGains], impossible: Sequence[str], state: State) -> list[Component]:
     """Helpful changes, then folded the ones without gain and the impossible ones with their reasons."""
-    helpful, smaller_gains = ([_line(one, state) for one in part] for part in _split(changes))
+    worthwhile = [_line(one, state) for one in changes if one.is_worthwhile]
+    helpful, smaller_gains = worthwhile[:_MAX_UNFOLDED_CHANGES], worthwhile[_MAX_UNFOLDED_CHANGES:]
     others = [_line(one, state) for one in changes if not one.is_worthwhile]
     impossible_items = [html.Li(line) for line in impossible]
     return [
@@ -60,12 +61,6 @@ def content(changes: Sequence[CandidateGains], impossible: Sequence[str], state:
             else []
         ),
     ]
-
-
-def _split(changes: Sequence[CandidateGains]) -> tuple[Sequence[CandidateGains], Sequence[CandidateGains]]:
-    """The helpful changes: those with the largest gains, and the others, which are folded."""
-    helpful = [one for one in changes if one.is_worthwhile]
-    return helpful[:_MAX_UNFOLDED_CHANGES], helpful[_MAX_UNFOLDED_CHANGES:]
 
 
 def _line(gains: CandidateGains, state: State) -> Component:

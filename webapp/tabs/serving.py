@@ -24,9 +24,12 @@ from ..page_state import shown_state
 from ..results import DeviceResult
 from ..state import FILE_PREFIX, State
 from ..views import serving
-from ._components import Tab, figure_panel, panel, register_clientside, table
+from ._components import Tab, figure_panel, panel, register_clientside, table, with_code
 
 _PROGRESS_LABEL: Final[Any] = {"aria-label": "Simulated points"}
+_PLANNED_FIELDS: Final = (  # that `llmviewer plan` has as options
+    "quant", "library", "engine", "memory_fraction", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
+)  # fmt: skip
 _SEPARATOR: Final = "#"  # between the place of a loop and the link of its state
 
 
@@ -46,19 +49,24 @@ def show(results: tuple[DeviceResult, ...], state: State) -> Component:
             html.Button("Stop", id="serving-stop", type="button", className="quiet"),
         ], className="pins"),
         html.Div(id="serving-result"),
-        panel(html.P(_about(state), className="soft")),
+        panel(html.P(with_code(_about(state)), className="soft")),
     ], className="serving")  # fmt: skip
 
 
 def _about(state: State) -> str:
     """The loops in words."""
-    *clients, last = map(str, serving.CONCURRENCIES)
+    degrees = serving.degrees(state)
+    layouts = f", in tensor parallelism of {_listed(degrees)}" if len(degrees) > 1 else ""
     return (
-        f"Closed loops of {', '.join(clients)} and {last} clients, with prompts of {state.prompt} and {state.gen} "
-        "generated tokens, each simulated step by step as `llmviewer simulate --concurrency` does; one or two devices "
-        "also in tensor parallelism of 2, 4 and 8. The batch is what the clients make it. Costs are those of cloud "
-        "prices, energy that of the TDP."
+        f"Closed loops of {_listed(serving.CONCURRENCIES)} clients with {state.prompt} input and {state.gen} output "
+        f"tokens per request, simulated as `llmviewer simulate --concurrency` does{layouts}. Batches form from the "
+        "requests in flight; the control Batch is not used. Costs: cloud prices. Energy: TDP."
     )
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    *firsts, last = map(str, numbers)
+    return f"{', '.join(firsts)} and {last}"
 
 
 def _result(loops: Sequence[ClosedLoop], reasons: Sequence[str], state: State) -> list[Component]:
@@ -79,7 +87,7 @@ def _result(loops: Sequence[ClosedLoop], reasons: Sequence[str], state: State) -
         html.H3("Pareto front within the targets"),
         table([lines[0], *rows]) if rows
         else html.P("No simulated point is within the targets: raise them, or add devices.", className="alarm"),
-        *([html.P(["Plan servers for the most of these, and how to start them: ",
+        *([html.P(["Plan servers for the request rate of the last one: ",
                   html.Code(_command(best[-1], state))], className="soft")]
           if best else []),
     ))  # fmt: skip
@@ -91,7 +99,7 @@ def _result(loops: Sequence[ClosedLoop], reasons: Sequence[str], state: State) -
 
 
 def _command(one: ClosedLoop, state: State) -> str:
-    """The command that plans servers for the rate of a loop within the same targets, and shows how to start them."""
+    """The command that plans servers for the request rate of a loop, with its inputs, within the same targets."""
     setting = serving.loop_settings(state)[one.place]
     rate = one.numbers["tokens_per_s"] / state.gen
     words = [
@@ -100,6 +108,10 @@ def _command(one: ClosedLoop, state: State) -> str:
         "--prompt", str(state.prompt), "--gen", str(state.gen),
         "--ttft", f"{state.within}={state.ttft / 1e3:g}", "--tpot", f"{state.within}={state.tpot / 1e3:g}",
     ]  # fmt: skip
+    for name in _PLANNED_FIELDS:
+        words += [f"--{name.replace('_', '-')}", str(value)] if (value := getattr(state, name)) else []
+    words += [word for one in state.techniques for word in ("--with", one)]
+    words += [word for one in state.what_ifs(setting.device) for word in ("--hardware-set", one)]
     return shlex.join(words)
 
 

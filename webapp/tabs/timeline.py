@@ -23,7 +23,7 @@ from ..results import DeviceResult, device_results
 from ..state import State
 from ..views import timeline
 from ..views.timeline import DroppedTrace
-from ._components import Tab, cards, figure_panel, panel, register_clientside, table, with_loading
+from ._components import Tab, cards, figure_panel, panel, register_clientside, table, with_code, with_loading
 
 TRACE: Final = "LLMVIEWER_TRACE"  # key of the server's configuration: path of a trace given at the start
 _MAX_MB, _MAX_UNPACKED_MB = timeline.MAX_TRACE_BYTES / 1e6, timeline.MAX_UNPACKED_BYTES / 1e6
@@ -52,8 +52,8 @@ def show(_results: tuple[DeviceResult, ...], _state: State) -> Component:
         html.Ul([
             html.Li("torch.profiler (.json, .json.gz), of vLLM and SGLang too, on a GPU or a CPU; Nsight Systems "
                     "(SQLite, or CSV of nsys stats); rocprofv3 (CSV); vLLM's layerwise profile."),
-            html.Li("Set model, device, phase, batch, lengths, precision and parallelism as in the recorded run; "
-                    "Context is the mean context of its decode steps."),
+            html.Li("Set model, device, phase, batch, lengths, precision and parallelism as in the recorded run, "
+                    "and Decode step to the mean context of its steps."),
             html.Li(f"Up to {_MAX_MB:.0f} MB, or {_MAX_UNPACKED_MB:.0f} MB unpacked. "
                     "Open larger traces with llmviewer web --trace FILE. Traces are not stored."),
         ], className="said"),
@@ -71,7 +71,7 @@ def _timeline_content(recorded_pass: Timeline, devices: int) -> list[Component]:
         cards(REPORT.cards(recorded_pass)),
         panel(
             html.Ul([html.Li(one) for one in REPORT.remarks(recorded_pass)], className="said"),
-            html.P(REPORT.basis(recorded_pass), className="soft"),
+            html.P(with_code(REPORT.basis(recorded_pass)), className="soft"),
             className="bounds",
         ),
         panel(figure_panel("timeline-parts", timeline.part_figure(recorded_pass))),

@@ -27,6 +27,7 @@ from ._components import (
     panel,
     register_clientside,
     table,
+    with_code,
     with_loading,
 )
 
@@ -103,11 +104,10 @@ def _upload() -> Component:
     """Upload of the user's measurements."""
     return panel(
         html.H3("Your own measurements"),
-        html.P(
+        html.P(with_code(
             "A .csv or .parquet of up to 5 MB and 20,000 rows with the columns gpu, framework, dtype, the shape (M, N, "
-            "K of a gemm) and time_us; see `llmviewer docs measurements`. Files are not stored.",
-            className="soft",
-        ),
+            "K of a gemm) and time_us; see `llmviewer docs measurements`. Files are not stored."
+        ), className="soft"),
         drop("measurements", "drop measurements here, or choose a file", max_bytes=uploads.MAX_UPLOAD_BYTES),
         html.Div(id="measured-error", className="error", role="alert"),
         with_loading(html.Div(id="measured-result")),

@@ -98,8 +98,8 @@ def verdict(results: Sequence[DeviceResult], state: State) -> tuple[str, str]:
     """Whether the request fits the first device, with the first change by which it does; and what bounds the phase."""
     first = results[0]
     analysis, phase = first.analysis, first.phase_name(state.phase)
-    _, name = memory_margin(analysis.memory)
-    size = f"{si(memory_margin(analysis.memory)[0])}B {name}"
+    margin, name = memory_margin(analysis.memory)
+    size = f"{si(margin)}B {name}"
     fixes = None if analysis.memory.fits else analysis.memory_fixes
     fix = f"; fits with {_with_control_labels(fixes.found[0].typed)}" if fixes and fixes.found else ""
     fit = f"{'Fits' if analysis.memory.fits else 'Does not fit'}: {size}{per_device(analysis)}{fix}."

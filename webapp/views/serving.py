@@ -28,7 +28,7 @@ _MAX_DEVICES_WITH_LAYOUTS: Final = 2  # with more, each has the layout of the se
 _REQUESTS_PER_CLIENT: Final = 10
 _MIN_REQUESTS: Final = 20
 _MAX_LOOPS: Final = 64
-_MAX_TEXT_CHARACTERS: Final = 80
+_MAX_REASON_CHARACTERS: Final = 300
 
 
 @frozen(kw_only=True)
@@ -40,11 +40,15 @@ class LoopSetting:
     concurrency: int
 
 
+def degrees(state: State) -> tuple[int, ...]:
+    """Degrees of tensor parallelism that are simulated on each device of a state."""
+    has_layout = state.layout.devices > 1 or len(state.on) > _MAX_DEVICES_WITH_LAYOUTS
+    return (state.tp,) if has_layout else _DEGREES
+
+
 def loop_settings(state: State) -> tuple[LoopSetting, ...]:
     """The loops of a state, in the order in which they are simulated: each concurrency on all devices and layouts."""
-    is_alone = state.layout.devices == 1 and len(state.on) <= _MAX_DEVICES_WITH_LAYOUTS
-    degrees = _DEGREES if is_alone else (state.tp,)
-    sides = [(device, tp) for device in state.on for tp in degrees]
+    sides = [(device, tp) for device in state.on for tp in degrees(state)]
     return tuple(
         LoopSetting(device=device, tp=tp, concurrency=concurrency)
         for device, tp in sides
@@ -132,7 +136,7 @@ def _reasons(rows: Iterable[dict[str, Any]], settings: Sequence[LoopSetting]) ->
     for row in rows:
         if row["reason"]:
             one = settings[int(row["place"])]
-            reasons[f"{one.device}, tp={one.tp}: {str(row['reason'])[:300]}"] = None
+            reasons[f"{one.device}, tp={one.tp}: {str(row['reason'])[:_MAX_REASON_CHARACTERS]}"] = None
     return list(reasons)
 
 

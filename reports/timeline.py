@@ -169,7 +169,7 @@ def _slower_parts(result: Timeline) -> list[str]:
         for excess_s, text in sorted(excesses, reverse=True)
         if excess_s > _MIN_EXCESS_SHARE * result.time_s
     ]
-    reference = "the bound" if result.expected_s is None else "expected"
+    reference = "expected" if any(part.expected_s for part in result.parts) else "the bound"
     return [f"Slower than {reference}: {'; '.join(texts)}."] if texts else []
 
 
@@ -205,13 +205,18 @@ def missing_communication(result: Timeline) -> list[str]:
 
 def _next_steps(result: Timeline) -> list[str]:
     """Remedies of the largest gaps, with the gain of each."""
-    reference = "the bound" if result.expected_s is None else "expected"
-    return [
-        f"{number}. Expected {fold(step.speed_up)} faster, {fold(step.bound_speed_up)} at the bound: {step.remedy}; "
-        f"{step.part}{f' ({step.cause})' * bool(step.cause)}: {seconds(step.gap_s)} above {reference}"
-        f"{f' ({step.reference})' * bool(step.reference)}{_largest_product(result, step)}."
-        for number, step in enumerate(result.next_steps, 1)
-    ]
+    return [f"{number}. {_next_step(result, step)}" for number, step in enumerate(result.next_steps, 1)]
+
+
+def _next_step(result: Timeline, step: NextStep) -> str:
+    gain, reference = f"{fold(step.bound_speed_up)} faster at the bound", "the bound"
+    if step.reference or result.expected_s is not None:
+        gain = f"Expected {fold(step.speed_up)} faster, {fold(step.bound_speed_up)} at the bound"
+        reference = "expected"
+    part = f"{step.part} ({step.cause})" if step.cause else step.part
+    source = f" ({step.reference})" * bool(step.reference)
+    gap = f"{seconds(step.gap_s)} above {reference}{source}{_largest_product(result, step)}"
+    return f"{gain}: {step.remedy}; {part}: {gap}."
 
 
 def _largest_product(result: Timeline, step: NextStep) -> str:

@@ -394,6 +394,17 @@ def test_next_steps_name_the_largest_gaps_and_their_remedies(tmp_path, llama):
     assert attention.bound_speed_up > attention.speed_up
 
 
+def test_next_steps_without_expected_times_have_gains_at_the_bound_alone(tmp_path):
+    longer = {"void flash_fwd_splitkv_kernel<128>": 1000}
+    layer = tuple((name, longer.get(name, duration), pause) for name, duration, pause in LAYER)
+    analysis = analyze("llama-3.1-8b", "h100-sxm", batch=8, bound=True)
+    found = timeline(written(tmp_path / "t.json", laid([layer] * 4)), analysis)
+    said = " ".join(REPORT.text(found).split())
+    gain = f"{found.next_steps[0].bound_speed_up:.3g}x faster at the bound"
+    assert re.search(rf"1\. {gain}: another attention backend .*; attention: \S+ ms above the bound\.", said)
+    assert "Expected" not in said
+
+
 def test_next_steps_name_the_options_of_the_engine(tmp_path):
     """Next steps also name the matrix products with most of the gap."""
     longer = {"nvjet_down": 400}

@@ -169,8 +169,13 @@ def _slower_parts(result: Timeline) -> list[str]:
         for excess_s, text in sorted(excesses, reverse=True)
         if excess_s > _MIN_EXCESS_SHARE * result.time_s
     ]
-    reference = "expected" if any(part.expected_s for part in result.parts) else "the bound"
+    reference = "expected" if _any_expected(result) else "the bound"
     return [f"Slower than {reference}: {'; '.join(texts)}."] if texts else []
+
+
+def _any_expected(result: Timeline) -> bool:
+    """Whether the expected time of any part is known."""
+    return any(part.expected_s for part in result.parts)
 
 
 def _uncertain_gaps(result: Timeline) -> list[str]:
@@ -352,7 +357,9 @@ def _ratio_heading(result: Timeline) -> str:
 
 def tables(result: Timeline) -> list[Table]:
     """Parts of a pass, matrix products, elementwise launches, and single kernels."""
-    return [_parts(result), *_products(result), *_elementwise(result), _kernels(result)]
+    unknown = () if _any_expected(result) else ("expected",)
+    all_tables = (_parts(result), *_products(result), *_elementwise(result), _kernels(result))
+    return [table.without(*unknown) for table in all_tables]
 
 
 def _parts(result: Timeline) -> Table:

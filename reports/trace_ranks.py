@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import PurePath
 from statistics import fmean
 from typing import Final
@@ -122,11 +123,7 @@ def tables(result: RankedTimeline) -> list[Table]:
     """Ranks, and the parts of a pass on the slowest."""
     slowest = result.timelines[result.slowest]
     parts = one_rank.tables(slowest)[0]
-    of_slowest = Table(
-        title=f"Slowest rank, {result.ranks[result.slowest].rank}", about="", head=parts.head, words=parts.words,
-        body=parts.body,
-    )  # fmt: skip
-    return [_ranks(result), of_slowest]
+    return [_ranks(result), replace(parts, title=f"Slowest rank, {result.ranks[result.slowest].rank}")]
 
 
 def _ranks(result: RankedTimeline) -> Table:

@@ -22,7 +22,7 @@ from .units import counted, si
 from .workload import Workload
 
 _GIB: Final = 2**30
-_BYTES: Final = 2  # of an activation
+_ACTIVATION_BYTES: Final = 2
 _EVEN: Final = 1.25  # most over fewest layers of a kind, up to which groups have the most (kv_cache_planning.py)
 _UNKNOWN_CONTEXT: Final = 1 << 17  # tokens, of models whose longest context is unknown
 # Memory that nvidia-smi counts and programs do not see: 0.43 GiB of 24 (RTX 3090), 0.45 of 80 (H100), 0.60 of 140
@@ -254,9 +254,12 @@ def capacity(setting: Setting, tokens: int | None = None) -> Capacity:
     )  # fmt: skip
 
 
-def server_of(setting: Setting) -> Server:
-    """The server of `setting.engine`; without an engine, all memory of the device besides weights."""
-    engine, device = setting.engine, setting.hardware
+def server_of(setting: Setting, hardware: Hardware | None = None) -> Server:
+    """The server of `setting.engine`; without an engine, all memory of the device besides weights.
+
+    hardware  another device with that server, on which the graphs take as much memory; None: that of the setting
+    """
+    engine, device = setting.engine, hardware or setting.hardware
     rules = engine.memory if engine and engine.memory else _PHYSICAL
     options = engine.options if engine else None
     longest = (options and options.max_model_len) or setting.model.max_context or _UNKNOWN_CONTEXT
@@ -264,16 +267,17 @@ def server_of(setting: Setting) -> Server:
     limit = (scheduler and scheduler.max_batch) or MAX_SEQUENCES
     chunk = _chunk(rules, scheduler.tokens if scheduler else 1, longest)
     total = visible_bytes(device) if engine and engine.memory else device.capacity
+    layers = [_layers(setting, stage) for stage in range(len(setting.footprint.stages))]
     budgets = [
-        _budget(setting, rules, stage, total=total, chunk=chunk, limit=limit)
-        for stage in range(len(setting.footprint.stages))
+        _budget(setting, rules, stage, layers=sum(one.count for one in each), total=total, chunk=chunk, limit=limit)
+        for stage, each in enumerate(layers)
     ]
     pools = [
         Pool(
-            size=budget.pool, layers=_layers(setting, stage), block=engine.block if engine else 1, chunk=chunk,
-            longest=longest, rules=rules,
+            size=budget.pool, layers=each, block=engine.block if engine else 1, chunk=chunk, longest=longest,
+            rules=rules,
         )
-        for stage, budget in enumerate(budgets)
+        for budget, each in zip(budgets, layers, strict=True)
     ]  # fmt: skip
     place = min(range(len(pools)), key=lambda n: pools[n].requests(longest))
     return Server(
@@ -309,8 +313,10 @@ class _Budget(NamedTuple):
         return f"weights {si(self.weights)}B, activations {si(self.activations)}B, others {si(self.other)}B"
 
 
-def _budget(setting: Setting, rules: MemoryRules, stage: int, *, total: float, chunk: int, limit: int) -> _Budget:
-    """The division of the memory of a device of a pipeline stage."""
+def _budget(
+    setting: Setting, rules: MemoryRules, stage: int, *, layers: int, total: float, chunk: int, limit: int
+) -> _Budget:
+    """The division of the memory of a device of a pipeline stage with so many layers that have caches."""
     footprint, layout = setting.footprint, setting.layout
     weights = footprint.stages[stage].weight_bytes + sum(
         max(other.weight_bytes for other in one.stages) for one in footprint.beside
@@ -324,12 +330,11 @@ def _budget(setting: Setting, rules: MemoryRules, stage: int, *, total: float, c
     rows = chunk if rules.samples_all else sequences
     sampled = vocabulary(setting.model) * rules.sampler * rows if stage == layout.pp - 1 else 0.0
     live = max(footprint.stages[stage].step_bytes(step) for step in steps)
-    live += rules.extra_tensors * _BYTES * _width(setting) * chunk
+    live += rules.extra_tensors * _ACTIVATION_BYTES * _width(setting) * chunk
     activations = max(live, sampled) if rules.profiles else 0.0
     joined = layout.devices // layout.dp * layout.waiting_ranks
     overhead = rules.overhead if joined == 1 else rules.overhead_several or rules.overhead
     overhead += rules.overhead_doubling * log2(joined)
-    layers = sum(one.count for one in _layers(setting, stage))
     graphs = rules.graph_bytes * layers * _captured(rules, limit)
     other = overhead + graphs
     fraction = (setting.engine and setting.engine.options.memory_fraction) or rules.fraction

@@ -386,11 +386,11 @@ def _pass(times: Mapping[tuple[str, str], Column], place: int, batch_count: int,
 def _largest_batches(settings: Sequence[Setting], *, prompt: int, gen: int) -> Column:
     """The largest batch that fits on each device, and with more memory by _CAPACITY_FACTOR, [device, 2]; 0 if none."""
     if reserves_memory(settings[0]):
-        servers = [server_of(setting) for setting in settings]
-        held_requests = np.array([
+        servers = [server_of(settings[0], setting.hardware) for setting in settings]
+        max_requests = np.array([
             [each.requests(prompt + gen) for each in (one, one.larger(_CAPACITY_FACTOR))] for one in servers
         ])  # fmt: skip
-        return np.asarray(np.floor(np.clip(held_requests, 0, _MAX_BATCH)))
+        return np.asarray(np.floor(np.clip(max_requests, 0, _MAX_BATCH)))
     capacity = np.array([setting.hardware.capacity for setting in settings])
     return _in_footprint(
         settings[0].footprint, np.stack([capacity, _CAPACITY_FACTOR * capacity], axis=1), prompt=prompt, gen=gen

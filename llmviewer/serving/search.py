@@ -179,11 +179,11 @@ class Search:
         needed_bytes = placement.needed.decode_only if decode_only else placement.needed.prefill_and_decode
         if self.engine is None or self.engine.memory is None:
             return np.asarray(needed_bytes / np.array([[device.capacity] for device in devices]))
-        setting, tokens = replace(self.settings[quant, placement.layout], engine=self.engine), self.load.tokens
-        servers = [server_of(replace(setting, hardware=device)) for device in devices]
-        held_requests = np.array([[max(server.requests(tokens), 1e-9)] for server in servers])
+        setting = replace(self.settings[quant, placement.layout], engine=self.engine, hardware=devices[0])
+        servers = [server_of(setting, device) for device in devices]
+        max_requests = np.array([[max(server.requests(self.load.tokens), 1e-9)] for server in servers])
         pool, fixed = np.array([[(server.pool.size, server.fixed_bytes)] for server in servers]).transpose(2, 0, 1)
-        cache = np.where(pool > 0, self.load.limits / held_requests * pool, needed_bytes - np.min(needed_bytes))
+        cache = np.where(pool > 0, self.load.limits / max_requests * pool, needed_bytes - np.min(needed_bytes))
         return np.asarray((fixed + cache) / np.array([[server.budget.used] for server in servers]))
 
     def _paired(

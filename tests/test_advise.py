@@ -360,6 +360,8 @@ def test_the_command_of_the_advice(capsys):
     text = capsys.readouterr().out
     assert "--speculative-algorithm NEXTN" in text
     assert "--tp-size 8" in text
+    assert main([*asked, "--emit", "sglang", "--format", "json"]) == 2
+    assert "leave out --format" in capsys.readouterr().err
 
 
 def test_advice_is_shown_in_some_lines(found):

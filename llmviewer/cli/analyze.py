@@ -144,13 +144,11 @@ def analyze(
 
 def _emit(analysis: Analysis, emit: str, output: Path | None) -> None:
     """Writes the launch command of the analyzed setting."""
-    from ..reports.launching import emitted
-
     request = analysis.request
     if not analysis.memory.fits:
         raise InputError(f"{analysis.model.name} does not fit: no command is written (analyze without --emit says why)")
     tokens = request.prompt + (request.gen or 0)
-    shared.emit(emitted(analysis.setting, emit, sequences=request.batch, tokens=tokens), output)
+    shared.emit_command(analysis.setting, emit, output, sequences=request.batch, tokens=tokens)
 
 
 def _check_used(sides: Mapping[str, Any], hardware: str, layout: Layout) -> None:

@@ -19,6 +19,7 @@ from ..errors import InputError
 
 if TYPE_CHECKING:
     from ..reports.report import Report, Result
+    from ..setting import Setting
 
 AS_NAMED: Final = "Default: text, or by the suffix of the output file"  # help of a --format
 MAX: Final = "max"  # in place of a number: the largest possible
@@ -192,11 +193,21 @@ def add_options(command: _F, *options: Callable[[_F], _F]) -> _F:
     return command
 
 
+def _emit(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    """Checks engine and form before anything is computed."""
+    if value is not None:
+        from ..serving.launch_commands import parse_emit
+
+        parse_emit(value)
+    return value
+
+
 def emit_option(command: _F) -> _F:
     """Adds the option --emit."""
     return click.option(
         "--emit",
         metavar="ENGINE[:FORM]",
+        callback=_emit,
         help="Write the command that starts such a server instead of the report, with the reason for each option: "
         "vllm, sglang, tensorrt-llm, llama.cpp or mlx; vllm:compose for Docker Compose, vllm:kubernetes "
         "for a manifest.",
@@ -223,9 +234,15 @@ def output(*, subject: str) -> Callable[[_F], _F]:
     return click.option("-o", "--output", type=PATH, metavar="FILE", help=f"Write {subject} to a file.")
 
 
-def check_output(form: str | None, output: Path | None) -> None:
-    """Raises InputError if format and output contradict each other, before anything is computed."""
-    if output and (output.suffix or form) and not output.is_dir():
+def check_output(form: str | None, output: Path | None, emit: str | None = None) -> None:
+    """Raises InputError if format and output contradict each other, before anything is computed.
+
+    emit  value of --emit, with which any file may be written; None without it
+    """
+    if emit is not None:
+        if form:
+            raise InputError("--emit writes a launch command, which has no other formats; leave out --format")
+    elif output and (output.suffix or form) and not output.is_dir():
         form_of(form, output)
 
 
@@ -316,6 +333,16 @@ def terminal_columns() -> int:
 def width(output: Path | None = None) -> int:
     """Columns for the words of a text: 80, or those of a narrower terminal, at least 40."""
     return max(min(terminal_columns() or _WIDTH, _WIDTH), _NARROW) if output is None else _WIDTH
+
+
+def emit_command(setting: Setting, form: str, output: Path | None, *, sequences: int, tokens: int) -> None:
+    """Writes the launch command of a setting in the form that --emit names.
+
+    sequences, tokens  as in launch_command()
+    """
+    from ..reports.launching import emitted
+
+    emit(emitted(setting, form, sequences=sequences, tokens=tokens), output)
 
 
 def emit(text: str, output: Path | None) -> None:

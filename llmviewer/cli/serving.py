@@ -195,9 +195,17 @@ def _saturate(form: str | None, output: Path | None, options: ServedOptions, *, 
 @click.option(
     "--ttft",
     metavar="TARGET",
+    type=click.UNPROCESSED,
+    default=inf,
     help="Target of the time to first token: 0.5 or 500ms for 90 % of the requests, p99=0.5, or mean=0.5.",
 )
-@click.option("--tpot", metavar="TARGET", help="Target of the time per output token, likewise.")
+@click.option(
+    "--tpot",
+    metavar="TARGET",
+    type=click.UNPROCESSED,
+    default=inf,
+    help="Target of the time per output token, likewise.",
+)
 @click.option(
     "--prompt", metavar="TOKENS", default="1024", show_default=True, callback=_alike, help="Input tokens per request."
 )
@@ -267,14 +275,11 @@ def plan(
     front, and the reason that rules out each other device. With --disaggregated, also separate devices for prefill and
     decode (xPyD).
     """
-    shared.check_output(form, None if emit else output)
+    shared.check_output(form, output, emit)
     from ..reports.plans import REPORT
     from ..serving.planning import QUANTS
     from ..serving.planning import plan as run
 
-    for name in ("ttft", "tpot"):
-        if question[name] is None:
-            del question[name]
     question |= {"hardware": named(hardware), "quants": quants or QUANTS, "layouts": layouts or None}
     if prefill_hardware:
         question["prefill_hardware"] = named(prefill_hardware)
@@ -282,13 +287,11 @@ def plan(
             raise InputError("--prefill-hardware must name devices; leave it out for the same device for both")
     service_plan = with_progress_bar("layouts and precisions", functools.partial(run, **question, **options))
     if emit is not None:
-        from ..reports.launching import emitted
-
         best = service_plan.best
         if best is None or best.prefill_workers:
             raise InputError("--emit writes the command of the cheapest replica within the targets; there is none")
         replica, tokens = service_plan.replica_setting(best), service_plan.prompt + service_plan.gen
-        shared.emit(emitted(replica, emit, sequences=best.limit, tokens=tokens), output)
+        shared.emit_command(replica, emit, output, sequences=best.limit, tokens=tokens)
         return
     shared.emit_report(REPORT, service_plan, form, output)
 
@@ -333,15 +336,13 @@ def advise(
     layouts, batches, prefix caching, chunked prefill and speculative decoding; with --engine those of the engine.
     Effects on output quality are not considered. Options set the configuration in use.
     """
-    shared.check_output(form, None if emit else output)
+    shared.check_output(form, output, emit)
     from ..reports.advice import REPORT
     from ..serving.advice import advise as run
 
     advice = with_progress_bar("techniques", functools.partial(run, **question, **options))
     if emit is not None:
-        from ..reports.launching import emitted
-
         sequences, tokens = advice.recommended_batch, advice.prompt + advice.gen
-        shared.emit(emitted(advice.recommended_setting, emit, sequences=sequences, tokens=tokens), output)
+        shared.emit_command(advice.recommended_setting, emit, output, sequences=sequences, tokens=tokens)
         return
     shared.emit_report(REPORT, advice, form, output)

@@ -160,10 +160,11 @@ def test_misfit_is_a_result_with_exit_code_0(capsys, arguments, text):
     assert text in " ".join(out.split())
     assert "tok/s" not in out
     assert err == ""
-    assert main([*arguments, "--format", "json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["fits"] is False
-    assert text in answer["reason"]
+    for as_json in (["--format", "json"], ["--format=json"]):
+        assert main([*arguments, *as_json]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["fits"] is False
+        assert text in answer["reason"]
 
 
 def test_report_of_a_misfit_has_no_throughput(capsys):

@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except (InputError, click.ClickException) as error:
         text = _usage_error(error) if isinstance(error, click.ClickException) else _with_option_names(error, argv)
-        return _print_verdict(text, as_json="json" in argv) if isinstance(error, CapacityError) else _print_error(text)
+        return _print_verdict(text, as_json=_as_json(argv)) if isinstance(error, CapacityError) else _print_error(text)
     except RuntimeWarning as warning:  # of numpy, where a result would be wrong or undefined
         return _print_error(f"{warning}: the numbers are too large or too small to be counted; give others")
     except (KeyboardInterrupt, click.Abort) as stop:
@@ -151,6 +151,11 @@ def _describe_missing(parameter: click.Parameter, context: click.Context) -> str
         f"; `llmviewer {_LISTING_COMMANDS[parameter.name]}` lists all" if parameter.name in _LISTING_COMMANDS else ""
     )
     return f"{parameter.human_readable_name}: {context.command_path} {' '.join(words)}{listed}"
+
+
+def _as_json(arguments: Sequence[str]) -> bool:
+    """Whether --format is json."""
+    return "json" in arguments or "--format=json" in arguments
 
 
 def _print_verdict(text: str, *, as_json: bool) -> int:

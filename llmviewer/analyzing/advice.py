@@ -177,13 +177,19 @@ def _fixed(fixes: MemoryFixes, phase: str, base: Evaluation) -> str:
 
 def _sides(setting: Setting, host: Hardware, estimate: Estimate) -> str:
     """Shares of the time on the host, on the device and on the link between them."""
-    sides: dict[str, float] = {}
-    for row in estimate.rows:
-        on_link = row.limiting.unit is Unit.LINK
-        side = "the link between them" if on_link else host.name if row.operator.on_host else setting.hardware.name
-        sides[side] = sides.get(side, 0.0) + float(row.repeat * row.time_s)
-    shares = ", ".join(f"{name} {time_s / float(estimate.time_s):.0%}" for name, time_s in sides.items())
+    names = {"device": setting.hardware.name, "host": host.name, "link": "the link between them"}
+    times = time_by_side(estimate).items()
+    shares = ", ".join(f"{names[side]} {time_s / float(estimate.time_s):.0%}" for side, time_s in times)
     return f"{shares} of its time; memory bandwidth of {host.name} {si(host.bandwidth())}B/s"
+
+
+def time_by_side(estimate: Estimate) -> dict[str, float]:
+    """Time on the "device", on its "host" and on the "link" between them, of those that take any. [s]"""
+    times: dict[str, float] = {}
+    for row in estimate.rows:
+        side = "link" if row.limiting.unit is Unit.LINK else "host" if row.operator.on_host else "device"
+        times[side] = times.get(side, 0.0) + float(row.repeat * row.time_s)
+    return times
 
 
 def _traffic(setting: Setting, estimate: Estimate, share: float) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import field, replace
 from typing import Any, ClassVar, Final, NamedTuple, Unpack
 
 from .. import __version__, arguments
+from ..analyzing.advice import time_by_side
 from ..analyzing.facts import describe_hardware, describe_model, plain
 from ..devices.hardware import Hardware
 from ..errors import InputError
@@ -15,7 +17,6 @@ from ..operators.linear import ExpertsLinear
 from ..options import SplitOptions, document_options
 from ..records import frozen
 from ..request import Request
-from ..resource import Unit
 from ..rows import Rows
 from ..setting import Setting
 from ..transforms.host import HostPlacement
@@ -29,9 +30,9 @@ _MAX_POINTS: Final = 13  # numbers of layers that are shown
 class Sides(NamedTuple):
     """Time of a decode step at the bound by where it is spent. [s]"""
 
-    device: float
-    host: float
-    link: float
+    device: float = 0.0
+    host: float = 0.0
+    link: float = 0.0
 
 
 @frozen(kw_only=True)
@@ -49,6 +50,11 @@ class SplitPoint:
     @property
     def fits(self) -> bool:
         return bool(self.evaluation.fits)
+
+    @property
+    def fits_device(self) -> bool:
+        """Whether the device has room for the rest."""
+        return bool(self.evaluation.memory_bytes <= self.evaluation.capacity_bytes)
 
     @property
     def fits_host(self) -> bool:
@@ -71,16 +77,7 @@ class SplitPoint:
     @property
     def sides(self) -> Sides:
         """Time of the decode step on each side."""
-        device = host = link = 0.0
-        for row in self.evaluation.estimate("decode").rows:
-            time_s = float(row.repeat * row.time_s)
-            if row.limiting.unit is Unit.LINK:
-                link += time_s
-            elif row.operator.on_host:
-                host += time_s
-            else:
-                device += time_s
-        return Sides(device, host, link)
+        return Sides(**time_by_side(self.evaluation.estimate("decode")))
 
 
 @frozen(kw_only=True, repr=False)
@@ -178,7 +175,7 @@ def split(
         return SplitPoint(layers=layers, evaluation=Evaluation.of(placed.agreed(), request))
 
     count = first.model.graph.layers
-    least = _least_that_fits(point, count)
+    least = bisect_left(range(count + 1), True, key=lambda layers: point(layers).fits_device)
     layer_counts = {round(count * step / (_MAX_POINTS - 2)) for step in range(_MAX_POINTS - 1)} | {min(least, count)}
     points = tuple(map(point, sorted(layer_counts)))
     for one in points:
@@ -187,16 +184,3 @@ def split(
     return HostSplit(
         model=first.model, hardware=first.hardware, host=first.host, request=request, part=part, points=points
     )
-
-
-def _least_that_fits(point: Any, count: int) -> int:
-    """The least number of layers with which the device has room; `count` + 1 if there is none."""
-    low, high = 0, count + 1
-    while low < high:
-        middle = (low + high) // 2
-        evaluation = point(middle).evaluation if middle <= count else None
-        if evaluation is None or evaluation.memory_bytes <= evaluation.capacity_bytes:
-            high = middle
-        else:
-            low = middle + 1
-    return low

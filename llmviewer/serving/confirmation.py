@@ -36,10 +36,8 @@ class Confirmation:
 
     @classmethod
     def of(cls, candidate: Candidate, run: Simulation, goals: Goals) -> Confirmation:
-        ttft_s, tpot_s = (
-            at_percentile(run.ttft_s, goals.ttft_percentile),
-            at_percentile(run.tpot_s, goals.tpot_percentile),
-        )
+        ttft_s = at_percentile(run.ttft_s, goals.ttft_percentile)
+        tpot_s = at_percentile(run.tpot_s, goals.tpot_percentile)
         within = ttft_s <= goals.ttft_s and tpot_s <= goals.tpot_s
         return cls(candidate=candidate, run=run, ttft_s=ttft_s, tpot_s=tpot_s, within=within)
 

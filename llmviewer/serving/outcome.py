@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, field
 from functools import cached_property
 from math import inf, nan
@@ -29,7 +30,7 @@ PERCENTILES: Final = (50, 90, 95, 99)
 LOCKSTEP_SHARE: Final = 0.5  # share of the busy time with prefills, from which ranks that wait for them are the limit
 _USUAL_HOLD: Final = 60  # steps for which TensorRT-LLM's guides hold prefills back (engines/tensorrt-llm.yaml)
 DEFAULT_MAX_BATCH: Final = 256  # running sequences per replica, without an engine's limit
-_DEFAULT_PERCENTILE: Final = 90.0  # of a goal that names none
+_DEFAULT_STATISTIC: Final = "p90"  # of a goal that names none
 _MAX_LINE_POINTS: Final = 400  # points of a line over time
 _NOTABLE_SHARE: Final = 0.05  # share of the busy time from which a bottleneck is named
 _NOTABLE_PREFILL_SHARE: Final = 0.1  # the same for steps with prefills, of which every load has some
@@ -82,25 +83,29 @@ def at_percentile(values: Times, percentile: float | None) -> float:
 def _goal(name: str, value: object) -> tuple[float, float | None]:
     """Time of a goal [s], and the percentile that it limits."""
     text = str(value)
-    statistic, equals, time = text.partition("=") if isinstance(value, str) else ("", "", text)
-    percentile = _DEFAULT_PERCENTILE if not equals else None
-    try:
-        limit_s = time_s(time if equals else text)
-        if equals and statistic.strip() != "mean":
-            percentile = float(statistic.strip().removeprefix("p")) if statistic.strip().startswith("p") else -1.0
-        valid = (
-            limit_s > 0
-            and (limit_s < inf or not isinstance(value, str))
-            and (percentile is None or 0 < percentile < 100)
-        )
-    except ValueError:
-        valid = False
-    if not valid:
-        raise InputError(
-            f"{name} must be a positive time, of a percentile or the mean: 0.5, '500 ms', p99=0.5 or mean=0.5; got "
-            f"{text!r}"
-        )
-    return limit_s, percentile
+    *statistics, time = text.split("=")
+    with suppress(ValueError):
+        (percentile,) = map(_percentile, statistics or [_DEFAULT_STATISTIC])
+        limit_s = time_s(time)
+        if 0 < limit_s < inf or value == inf:
+            return limit_s, percentile
+    raise InputError(
+        f"{name} must be a positive time, of a percentile or the mean: 0.5, '500 ms', p99=0.5 or mean=0.5; got {text!r}"
+    )
+
+
+def _percentile(statistic: str) -> float | None:
+    """The percentile of a text such as "p99"; None for "mean".
+
+    Raises ValueError if the text is neither.
+    """
+    text = statistic.strip()
+    if text == "mean":
+        return None
+    percentile = float(text.removeprefix("p"))
+    if not text.startswith("p") or not 0 < percentile < 100:
+        raise ValueError(text)
+    return percentile
 
 
 def waiting_for_prompts(policy: Policy, ranks: int, share: float) -> str:

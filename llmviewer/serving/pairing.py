@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
-from math import ceil, inf, log, log2, nan
+from math import ceil, inf, log2, nan
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ from ..units import fold, si
 from .candidates import Candidate, PrefillWorkers, time_reason
 from .fleet_times import Key, Placement
 from .load import Grid, Load, StepTimes
+from .steady_grid import wait_ratio
 
 _MAX_PAIRS: Final = 1 << 20  # pairs that are evaluated together
 _BISECTIONS: Final = 40  # halvings of the interval of rates
@@ -100,8 +101,7 @@ def waited_at_s(rate: Num, interval_s: Num, servers: Num, percentile: float | No
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         waiting = utilization ** (np.sqrt(2 * (servers + 1)) - 1)
         wait_s = interval_s / 2 / (servers * (1 - utilization))
-        tail = np.maximum(np.log(np.maximum(waiting, 1e-300)) - log(1 - percentile / 100), 0)
-        return np.where(utilization < 1, wait_s * tail, inf)
+        return np.where(utilization < 1, wait_s * wait_ratio(waiting, percentile), inf)
 
 
 def paired_candidates(

@@ -251,10 +251,8 @@ class _Server:
 
     def _steps_until_seen(self, ready_s: float, first_s: float, slope_s: float) -> int:
         """The fewest decode steps after which the scheduler sees a request that is ready in `ready_s`."""
-        if self._ahead:  # the step after these is scheduled when the last of them starts
-            steps = _steps_until(ready_s, first_s, slope_s) + 1 if ready_s > 0 else 1
-        else:
-            steps = _steps_until(ready_s, first_s, slope_s)
+        scheduled_before = self._ahead and ready_s > 0  # as the step after these, when the last of them starts
+        steps = _steps_until(ready_s, first_s, slope_s) + scheduled_before
         return -(-(self.unpolled + steps) // self.policy.poll) * self.policy.poll - self.unpolled
 
     def _fitting_steps(self, steps: int) -> int:

@@ -117,10 +117,10 @@ def simulate(
     if client is not None:
         if concurrency is None:
             raise InputError(f"client must be left out without concurrency, its number of users; got {client!r}")
-        found = find_client(client)
-        requests = found.count(whole_number("concurrency", concurrency)) if requests is None else requests
+        benchmark = find_client(client)
+        requests = benchmark.count(whole_number("concurrency", concurrency)) if requests is None else requests
         prompt_lengths, gen_lengths = (
-            client_length(found, value, name, _DEFAULT_LENGTHS[name])
+            client_length(benchmark, value, name, _DEFAULT_LENGTHS[name])
             for name, value in (("prompt_lengths", prompt_lengths), ("gen_lengths", gen_lengths))
         )
     traffic = _traffic(

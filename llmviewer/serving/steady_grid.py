@@ -21,6 +21,7 @@ from .markov_chain import saturated_s
 
 _DEVIATIONS: Final = 3.09  # a normal variable is less than this above its mean 99.9 % of the time
 _MIN_STEEPNESS: Final = 0.05  # of arrivals less departures by batch; limits the variance of the batch to 20 means
+_MIN_SHARE: Final = 1e-300  # of requests that wait, so that its logarithm is finite
 _HALVINGS: Final = 7  # iterations that halve the distance between a rate and the step times that it causes
 _RATES, _ROUNDS = 16, 3  # rates of each round, and rounds: they narrow an interval to a 3375th
 
@@ -169,9 +170,13 @@ class _Steps(NamedTuple):
         if percentile is None:
             return self.prefill_s + residual_s + self.queue_s
         quantile = percentile / 100
-        tail = np.maximum(np.log(np.maximum(self.queue_share, 1e-300)) - log(1 - quantile), 0)
-        queued_s = self.queue_s / np.maximum(self.queue_share, 1e-300) * tail
+        queued_s = self.queue_s / np.maximum(self.queue_share, _MIN_SHARE) * wait_ratio(self.queue_share, percentile)
         return np.asarray(self.prefill_s + 2 * quantile * residual_s + queued_s)
+
+
+def wait_ratio(share: Grid, percentile: float) -> Grid:
+    """Percentile of an exponential wait over its mean, where a `share` of the requests wait."""
+    return np.maximum(np.log(np.maximum(share, _MIN_SHARE)) - log(1 - percentile / 100), 0)
 
 
 def max_rates_by_batch(times: StepTimes, memory: Grid, load: Load) -> Grid:

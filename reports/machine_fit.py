@@ -23,9 +23,9 @@ def title(result: MachineFit) -> str:
 
 def headline(result: MachineFit) -> str:
     """Device, memory, engine, and how many models run."""
-    origin = " (the GPU of this machine)" if result.found else ""
+    origin = " (the GPU of this machine)" if result.is_local else ""
     target = f" at {result.target:g} tokens/s or more" if result.target else ""
-    by = ", chosen for such a device; --engine names another" if result.chosen else ""
+    by = ", chosen for such a device; --engine names another" if result.is_default_engine else ""
     count = counted(sum(1 + len(one.others) for one in result.fitting), "model")
     engine = f"{result.engine.title}{by}" if result.engine else "none, as no kernels are known on it"
     largest = "the largest that run" if result.unevaluated else "all that run"

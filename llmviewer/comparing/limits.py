@@ -13,7 +13,7 @@ from .. import arguments
 from ..analyzing.costs import Criterion
 from ..records import frozen
 from ..resource import Unit
-from ..units import seconds, si
+from ..units import fold, seconds, si
 from .breakdown import Breakdown
 from .cells import DATA_TYPE, ENGINE, LINK, WHAT_IF, Cell, ExpectedTimes
 
@@ -83,8 +83,8 @@ def _activation_note(cell: Cell) -> str:
 def faults(cell: Cell, single: Cell, limits: Limits, *, by: Criterion, years: float | None) -> list[Rejected]:
     """All reasons that disqualify a device in a precision and number.
 
-    alone  the cell of a single device in that precision
-    by     the ranking, whose facts must be known; a purchase price is spread over `years`
+    single  the cell of a single device in that precision
+    by      the ranking, whose facts must be known; a purchase price is spread over `years`
     """
     several, numbers = cell.layout.devices, cell.hardware.numbers
     layout_note = f", with {several} devices" if several > 1 else ""
@@ -142,7 +142,7 @@ def expected_faults(cell: Cell, times: ExpectedTimes, limits: Limits) -> list[Re
     ):  # fmt: skip
         time_s = float(np.ravel(interval.expected)[0]) if interval else 0.0
         if limit is not None and time_s > limit:
-            amounts = f"{seconds(time_s)} expected, {time_s / limit:.3g}x the {seconds(limit)} allowed"
+            amounts = f"{seconds(time_s)} expected, {fold(time_s / limit)} the {seconds(limit)} allowed"
             several = f", with {cell.layout.devices} devices" if cell.layout.devices > 1 else ""
             reason = f"{factor}: {amounts}{several}"
             reasons.append(Rejected(cell=cell, factor=factor, excess=time_s / limit, reason=reason))

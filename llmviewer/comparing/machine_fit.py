@@ -53,9 +53,6 @@ class Fitting:
     others       models of the same shape
     server       memory of the engine with one sequence of `context` tokens
     max_context  tokens that fit, at most those of the model
-    room_bytes   memory that is left [B]
-    bound_s      lower bound of a decode step at the end of the context [s]
-    step_s       expected time of the step; None if only the bound is known [s]
     """
 
     facts: ModelFacts
@@ -79,14 +76,17 @@ class Fitting:
 
     @property
     def room_bytes(self) -> float:
+        """Memory that is left. [B]"""
         return self.server.pool_bytes - self.evaluation.memory.kv_cache_bytes
 
     @property
     def bound_s(self) -> float:
+        """Lower bound of a decode step at the end of the context. [s]"""
         return float(self.evaluation.pass_s("decode"))
 
     @property
     def step_s(self) -> Interval | None:
+        """Expected time of that step; None if only the bound is known. [s]"""
         return self.evaluation.expected_pass_s("decode")
 
     @property
@@ -109,7 +109,10 @@ class MachineFit(Rows):
 
     engine      serving engine of memory and expected times; None: no kernels are known on the device, so speeds
                 are bounds, and memory is what is physically possible
-    chosen      whether the engine was not given
+    is_default_engine  whether the engine was not given
+    is_local    whether the device was not given, and is the GPU of this machine
+    context     tokens of a conversation
+    target      least decode speed [tokens/s]; 0: any
     too_large   shipped models that do not fit in any of the precisions, the smallest first
     shorter     those of them that fit with a shorter context
     too_slow    models that fit, but do not reach tokens_per_s in any of the precisions
@@ -122,8 +125,8 @@ class MachineFit(Rows):
 
     hardware: Hardware
     engine: Engine | None
-    chosen: bool
-    found: bool
+    is_default_engine: bool
+    is_local: bool
     context: int
     target: float
     quants: tuple[str, ...]
@@ -251,8 +254,8 @@ def fit(
             )  # fmt: skip
     progress(len(shapes), len(shapes))
     return MachineFit(
-        hardware=device, engine=engine, chosen=not values["engine"], found=hardware is None, context=length,
-        target=tokens_per_s, quants=search.quants, fitting=tuple(fitting),
+        hardware=device, engine=engine, is_default_engine=not values["engine"], is_local=hardware is None,
+        context=length, target=tokens_per_s, quants=search.quants, fitting=tuple(fitting),
         too_large=tuple(reversed(too_large)), shorter=tuple(reversed(shorter)), too_slow=tuple(too_slow),
         short=tuple(short), unevaluated=tuple(unevaluated), refused=tuple(refused),
     )  # fmt: skip

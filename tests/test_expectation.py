@@ -435,6 +435,13 @@ def test_a_recurrence_without_measured_rule_has_factors_of_steps_and_of_prompts(
         assert f"{errors['elementwise', kind, 'no kernel'].scale:.2g} times an addition" in op.expectation_source
 
 
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_absorbed_latent_attention_is_expected_from_measured_absorbed_kernels(phase):
+    analysis = llmviewer.analyze("deepseek-v3", "h100-sxm", layout="tp=8", engine="sglang", mla="absorbed", prompt=4096)
+    op = next(op for op in dict(analysis.phases)[phase].operators if op.name == "attention")
+    assert op.expectation_source == "calibrated on h100-sxm sglang 0.5.14 flash_attention mla_absorb"
+
+
 def test_missing_core_counts_come_from_a_similar_device_and_are_labelled():
     device = device_of(load_hardware("b100"))
     assert (device.cores, device.assumed) == (find_device("b200").cores, ("cores.count of b200", "l2.capacity of b200"))

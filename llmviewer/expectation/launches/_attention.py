@@ -53,7 +53,7 @@ def attention(op: FlashAttention, alike: Workload, work: LaunchWork, sharing: Nu
     }
     latent = heads.out_dim != heads.head_dim
     absorbed = latent and heads.num_kv_heads == 1
-    kind = "mla_unabsorbed" if latent and not absorbed else ""
+    kind = "mla_absorb" if absorbed else "mla_unabsorbed" if latent else ""
     unsharded = mask.mask if isinstance(mask, ShardedKeys) else mask
     kind = kind if isinstance(unsharded, Causal) else "encoder_noncausal" if not mask.is_cached else ""
     bits = op.inputs[0].format.bits

@@ -206,8 +206,7 @@ class _Problem:
             rows, features = self.rows.take(held_out_rows), pick(self.features, held_out_rows)
             plain = self.law(others)
             for place, trend in enumerate(trends):
-                law = self.bent(plain, others) if trend else plain
-                law = self.law(others, trend) if isinstance(trend, Trend) else law
+                law = plain if not trend else self.bent(plain, others) if trend is True else self.law(others, trend)
                 expected[place, held_out_rows] = law.seconds(rows, features)
         return tuple(np.maximum(expected, self.bound))
 

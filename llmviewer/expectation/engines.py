@@ -10,7 +10,7 @@ nothing fitted, and are tested against published measurements of whole servers.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any, Final, NamedTuple
@@ -362,11 +362,11 @@ def _read(name: str, version: str) -> Engine:
         host=_host(file.section("host")) if file.has("host") else IDLE,
         frontend=_frontend(file.section("frontend")) if file.has("frontend") else DIRECT,
         defaults=tuple(_default(part) for part in file.sections("schedulers")),
-        block=_plain(file.section("cache"), "block", 16) if file.has("cache") else 16,
         memory=_memory(file.section("memory")) if file.has("memory") else None,
         fused=file.texts("fused"),
         row=_row(file.section("row")) if file.has("row") else None,
-        **{key: _plain(file.section("limits"), key, default=False) for key in _LIMITS if file.has("limits")},
+        **(_stated(file.section("cache"), ("block",)) if file.has("cache") else {}),
+        **(_stated(file.section("limits"), _LIMITS) if file.has("limits") else {}),
     )  # fmt: skip
 
 
@@ -392,18 +392,18 @@ def _default(part: Section) -> Default:
 def _memory(part: Section) -> MemoryRules:
     sizes: dict[str, Any] = {key: _quantity(part, key, "B") for key in _SIZES}
     return MemoryRules(
-        base=part.choice("of", (TOTAL, FREE, REST)), fraction=_plain(part, "fraction", None),
+        base=part.choice("of", (TOTAL, FREE, REST)),
         reserve=_reserve(part.section("reserve")) if part.has("reserve") else None,
         pool=part.choice("pool", (PAGES, SPLIT, CONTEXT, SEQUENCES), SEQUENCES), **sizes,
-        **{key: _plain(part, key, default) for key, default in _PLAIN_RULES.items()},
+        **_stated(part, _PLAIN_RULES),
     )  # fmt: skip
 
 
 _SIZES: Final = ("margin", "sampler", "overhead", "overhead_several", "overhead_doubling", "graph_bytes")
-_PLAIN_RULES: Final[Mapping[str, Any]] = {
-    "profiles": False, "graphs_to": 512, "states": 0.0, "state_slots": 1, "windows": 1.0, "by_group": False,
-    "whole_prompts": 0, "needs_longest": False, "samples_all": False, "extra_tensors": 0,
-}  # fmt: skip
+_PLAIN_RULES: Final = (
+    "fraction", "profiles", "graphs_to", "states", "state_slots", "windows", "by_group", "whole_prompts",
+    "needs_longest", "samples_all", "extra_tensors",
+)  # fmt: skip
 
 
 def _reserve(part: Section) -> Reserve:
@@ -435,6 +435,12 @@ def _plain(part: Section, key: str, default: Any = _MISSING) -> Any:
     if value is None and default is _MISSING:
         raise part.error(key, "is missing")
     return default if value is None else value
+
+
+def _stated(part: Section, keys: Iterable[str]) -> dict[str, Any]:
+    """The values of those keys that a section has; others keep the defaults of their fields."""
+    values = {key: _plain(part, key, None) for key in keys}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _quantity(part: Section, key: str, unit: str) -> float:

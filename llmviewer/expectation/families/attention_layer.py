@@ -23,7 +23,6 @@ from ._family import (
 )
 
 _NANOSECOND: Final = 1e-3 * MICROSECOND
-_MIN_QUERIES: Final = 1.0
 
 
 class AttentionLayer(Family):
@@ -66,7 +65,7 @@ class AttentionLayer(Family):
             "compute": np.maximum(ops / device.peak(_arithmetic(implementation)), 1e-12),
             "tokens": tokens,
             "heads": tokens * heads,
-            "pairs": tokens * (kv_len - (q_len - _MIN_QUERIES) / 2),
+            "pairs": tokens * (kv_len - (q_len - 1) / 2),
             "keys": batch * kv_len,
         }
 

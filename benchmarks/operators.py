@@ -22,7 +22,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import yaml
 
-from llmviewer.documents import read_yaml
 from llmviewer.errors import InputError
 from llmviewer.expectation.calibrate import CrossValidatedFit, cross_validate
 from llmviewer.expectation.families import FAMILIES
@@ -39,7 +38,7 @@ from llmviewer.expectation.profile import (
     Profile,
     error_of,
     plain_error,
-    read_error,
+    read_errors,
     to_yaml,
 )
 from llmviewer.expectation.profile import read as read_profile
@@ -74,7 +73,7 @@ def main() -> None:
         files = sorted(OPERATORS_FOLDER.glob("*.*.yaml"))
         earlier_fits = [fit for path in files for one in read_profile(path) for fit in one.fits]
         fits += [fit for fit in earlier_fits if _kind(fit) not in operations]
-        errors = _errors(OPERATORS_FOLDER / TRANSFERRED) | errors
+        errors = read_errors(OPERATORS_FOLDER / TRANSFERRED) | errors
     _write_profiles(fits)
     OPERATORS_FOLDER.joinpath(TRANSFERRED).write_text(_errors_text(errors), encoding="utf-8")
     subprocess.run([sys.executable, "-m", "llmviewer.expectation.index"], check=True, cwd=ROOT)
@@ -97,17 +96,6 @@ def _fitted(rows: MeasuredRows) -> CrossValidatedFit | None:
 Errors = dict[tuple[str, str, str], Error]  # by family, operation and class of source
 
 
-def _errors(path: Path) -> Errors:
-    """Reads errors of transfers."""
-    families = read_yaml(path).section("errors")
-    return {
-        (name, part, near): read_error(families.section(name).section(near).section(part))
-        for name in families
-        for near in families.section(name)
-        for part in families.section(name).section(near)
-    }
-
-
 def _write_profiles(fits: Sequence[KernelFit]) -> None:
     OPERATORS_FOLDER.mkdir(exist_ok=True)
     for old in OPERATORS_FOLDER.glob("*.yaml"):
@@ -118,17 +106,13 @@ def _write_profiles(fits: Sequence[KernelFit]) -> None:
     for (device, library), stack_fits in stacks.items():
         # Sizes tell which of several kernels was measured nearer; a layer has one, and its bytes say little of it.
         profile_fits = [replace(fit, sizes={}) if fit.family == "attention_layer" else fit for fit in stack_fits]
-        ordered = sorted(profile_fits, key=lambda e: (e.family, _operation(e), e.implementation.dtype, -e.rows))
+        ordered = sorted(profile_fits, key=lambda e: (*_kind(e), e.implementation.dtype, -e.rows))
         profile = Profile(device=device, library=library, sources=(SOURCE,), fits=tuple(ordered))
         (OPERATORS_FOLDER / f"{device}.{library}.yaml").write_text(to_yaml([profile]), encoding="utf-8")
 
 
 def _kind(fit: KernelFit) -> tuple[str, str]:
-    return fit.family, _operation(fit)
-
-
-def _operation(fit: KernelFit) -> str:
-    return fit.implementation.kernel.rpartition(" ")[2]
+    return fit.family, fit.implementation.operation
 
 
 def _transfer_errors(validated: Sequence[CrossValidatedFit]) -> Errors:
@@ -137,7 +121,7 @@ def _transfer_errors(validated: Sequence[CrossValidatedFit]) -> Errors:
     times = defaultdict(list)
     for each in validated:
         for near, expected, measured in _expected_elsewhere(each.rows, fits):
-            for operation in (_operation(each.kernel_fit), "all"):
+            for operation in (each.kernel_fit.implementation.operation, "all"):
                 times[each.rows.family.name, operation, near].append((expected, measured, each.rows.device.name))
     errors = {}
     for key, parts in times.items():
@@ -156,7 +140,7 @@ def _complete(errors: Errors) -> Errors:
         for (family, operation, near), error in errors.items()
         if near == SAME_VENDOR
     }
-    shared = _errors(FOLDER / TRANSFERRED)
+    shared = read_errors(FOLDER / TRANSFERRED)
     several = [name for name in FAMILIES if (name, "all", OTHER_VENDORS) in shared]
     power = float(np.median([_power_across_makers(shared, name) for name in several]))
     across = {
@@ -212,9 +196,10 @@ def _page(fits: Sequence[KernelFit], errors: Errors) -> list[str]:
         "| device | library | operation | kernel | rows | held out, % | median, % | 10 to 90 % | in 80 %, % |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for fit in sorted(fits, key=lambda e: (_operation(e), e.device, e.implementation.library)):
-        name = fit.implementation.kernel.rpartition(" ")[0] or "its own"
-        stack = f"| {fit.device} | {fit.implementation.library} | {_operation(fit)} | {name} | {fit.rows:,} "
+    for fit in sorted(fits, key=lambda e: (e.implementation.operation, e.device, e.implementation.library)):
+        one = fit.implementation
+        name = one.kernel.removesuffix(one.operation).strip() or "its own"
+        stack = f"| {fit.device} | {one.library} | {one.operation} | {name} | {fit.rows:,} "
         lines.append(stack + _error_cells(fit.held_out))
     lines += ["", "On devices that were not fitted, each device in turn left out:", ""]
     lines += [

@@ -514,11 +514,16 @@ def transfer_errors() -> Mapping[tuple[str, str, str], Error]:
     those that a kernel was measured with, and other shapes than the one or two families (FEW_SHAPES) that it was
     measured with.
     """
-    files = [read_yaml(path).section("errors") for path in profile_files() if path.name in ERROR_FILES]
+    paths = [path for path in profile_files() if path.name in ERROR_FILES]
+    return {key: error for path in paths for key, error in read_errors(path).items()}
+
+
+def read_errors(path: Path) -> dict[tuple[str, str, str], Error]:
+    """Reads a file of errors, with the keys of transfer_errors()."""
+    families = read_yaml(path).section("errors")
     return {
-        (name, dtype, source_class): read_error(families.section(name).section(source_class).section(dtype))
-        for families in files
+        (name, part, source_class): read_error(families.section(name).section(source_class).section(part))
         for name in families
         for source_class in families.section(name)
-        for dtype in families.section(name).section(source_class)
+        for part in families.section(name).section(source_class)
     }

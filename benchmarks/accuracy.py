@@ -403,12 +403,8 @@ def _violations(groups: Iterable[MeasuredRows]) -> list[str]:
     """Table of the measurements that are faster than the bounds."""
     counts: dict[str, Any] = defaultdict(lambda: np.zeros(5))
     for rows in groups:
-        fittable = rows.take(np.flatnonzero(rows.family.fittable(rows.shapes) & (rows.measured > 0)))
-        fittable = (
-            fittable
-            if rows.family.name != "gemm" or rows.implementation.dtype != "fp32"
-            else fittable.take(np.arange(0))
-        )
+        is_fp32_product = (rows.family.name, rows.implementation.dtype) == ("gemm", "fp32")
+        fittable = rows.take(np.flatnonzero(rows.fittable & (not is_fp32_product)))
         plain = {**fittable.shapes, "loop": np.zeros(len(fittable))}
         ideal = rows.family.bound(plain, rows.device, rows.implementation)
         bound_s = rows.family.bound(fittable.shapes, rows.device, rows.implementation)
@@ -486,8 +482,7 @@ def _transfer(
     rows: MeasuredRows, fits: list[KernelFit], left_out: Callable[[KernelFit, Device], bool]
 ) -> tuple[Any, Any, str] | None:
     """Expected and measured, with what the other fits say only, and how near the nearest of them is."""
-    usable = rows.family.fittable(rows.shapes) & np.isfinite(rows.measured) & (rows.measured > 0)
-    rows = rows.take(np.flatnonzero(usable)[:1500])
+    rows = rows.take(np.flatnonzero(rows.fittable)[:1500])
     others = [e for e in fits if e.family == rows.family.name and not left_out(e, rows.device)]
     expectation = expect(rows.family.name, rows.shapes, rows.device, rows.implementation, others)
     if expectation.source.startswith("bound"):

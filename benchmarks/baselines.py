@@ -95,8 +95,7 @@ def learned(fitted: Sequence[MeasuredRows], rows: MeasuredRows) -> dict[str, Arr
 
 def held_out(rows: MeasuredRows, fit: KernelFit) -> dict[str, float]:
     """Mean error of each model on half of the shape families of a stack, fitted to the other half."""
-    families = rows.shape_families()
-    half = np.random.default_rng(0).permutation(int(families.max()) + 1)[families] % 2
+    half = np.random.default_rng(0).permutation(rows.num_shape_families)[rows.shape_families()] % 2
     order = np.random.default_rng(1).permutation(len(rows))
     features = rows.family.features(rows.shapes, rows.device, rows.implementation, fit.variant)
     priors = rows.family.default_parameters(rows.implementation, rows.device)
@@ -135,7 +134,7 @@ def compared(stacks: Sequence[MeasuredRows]) -> tuple[dict[str, list[float]], di
         rows
         for rows in stacks
         if len(rows) >= MIN_ROWS
-        and int(rows.shape_families().max()) + 1 >= MIN_FAMILIES
+        and rows.num_shape_families >= MIN_FAMILIES
         and (rows.device.name, rows.family.name, rows.implementation) in fits
     ]
     able.sort(key=lambda rows: zlib.crc32(repr((rows.device.name, rows.implementation)).encode()))
@@ -155,18 +154,12 @@ def compared(stacks: Sequence[MeasuredRows]) -> tuple[dict[str, list[float]], di
 
 def is_alike(one: MeasuredRows, rows: MeasuredRows) -> bool:
     """Whether a stack is of another device, the same data types and the same operation or kind of attention."""
+    has_operations = rows.family.name == "elementwise"
     kinds = [
-        (
-            stack.implementation.dtype,
-            stack.implementation.kv_dtype,
-            stack.implementation.kernel.rpartition(" ")[2]
-            if stack.family.name == "elementwise"
-            else stack.implementation.attention_kind,
-        )
-        for stack in (one, rows)
+        (kernel.dtype, kernel.kv_dtype, kernel.operation if has_operations else kernel.attention_kind)
+        for kernel in (one.implementation, rows.implementation)
     ]
-    same = kinds[0] == kinds[1]
-    return one.device.name != rows.device.name and same
+    return one.device.name != rows.device.name and kinds[0] == kinds[1]
 
 
 def main() -> None:
@@ -175,7 +168,7 @@ def main() -> None:
     for name in TABLES:
         stacks = []
         for rows in read(Path(sys.argv[1]) / f"{name}.parquet").rows:
-            usable = rows.take(np.flatnonzero(rows.timed & rows.family.fittable(rows.shapes)))
+            usable = rows.take(np.flatnonzero(rows.fittable))
             if len(usable):
                 stacks.append(usable)
         for lines, errors in zip(tables.values(), compared(stacks), strict=True):

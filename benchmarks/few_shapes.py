@@ -45,12 +45,12 @@ def few_shapes(groups: list[MeasuredRows]) -> dict[str, Error]:
     """The error of fits to one and to two shape families on the rows of others, from the stacks of one family."""
     random = np.random.default_rng(0)
     times: dict[str, list[Times]] = defaultdict(list)
-    usable = [rows.take(np.flatnonzero(rows.timed & rows.family.fittable(rows.shapes))) for rows in groups]
+    usable = [rows.take(np.flatnonzero(rows.fittable)) for rows in groups]
     for count, name in FEW_SHAPES.items():
-        able = [rows for rows in usable if len(rows) >= MIN_ROWS and int(rows.shape_families().max()) >= count]
+        able = [rows for rows in usable if len(rows) >= MIN_ROWS and rows.num_shape_families > count]
         chosen = [able[i] for i in sorted({round(j) for j in np.linspace(0, len(able) - 1, STACKS)})] if able else []
         for rows in chosen:
-            fitted_to = np.isin(rows.shape_families(), random.permutation(int(rows.shape_families().max()) + 1)[:count])
+            fitted_to = np.isin(rows.shape_families(), random.permutation(rows.num_shape_families)[:count])
             near, far = (rows.take(random.permutation(np.flatnonzero(f))[:ROWS]) for f in (fitted_to, ~fitted_to))
             kernel_fit = fit_kernel(near)
             if kernel_fit and kernel_fit.shape_families == count:

@@ -67,7 +67,7 @@ def remaining_fits(rows: MeasuredRows, fits: Sequence[KernelFit]) -> Iterator[li
 
 def coverages(groups: Iterable[MeasuredRows], fits: Sequence[KernelFit]) -> Mapping[tuple[str, str], Coverage]:
     """Errors and coverage by family and class of source."""
-    found: dict[tuple[str, str], Coverage] = {}
+    coverage_by_source: dict[tuple[str, str], Coverage] = {}
     for rows in groups:
         of_family = [fit for fit in fits if fit.family == rows.family.name]
         sources = set()
@@ -81,17 +81,17 @@ def coverages(groups: Iterable[MeasuredRows], fits: Sequence[KernelFit]) -> Mapp
                 continue
             sources.add(source)
             expected = expect(rows.family.name, rows.shapes, rows.device, rows.implementation, remaining)
-            one = found.setdefault((rows.family.name, source), Coverage(is_stand_in="another" in source))
+            one = coverage_by_source.setdefault((rows.family.name, source), Coverage(is_stand_in="another" in source))
             one.errors.append(float(np.mean(np.abs(expected.expected / rows.measured - 1))))
             is_inside = (rows.measured >= expected.low) & (rows.measured <= expected.high)
             one.inside[rows.device.name].append(float(np.mean(is_inside)))
-    return dict(sorted(found.items()))
+    return dict(sorted(coverage_by_source.items()))
 
 
 def stacks(path: Path, count: int = ROWS) -> Iterator[MeasuredRows]:
     """The stacks of a table, with at most `count` rows each."""
     for rows in read(path).rows:
-        usable = np.flatnonzero(rows.timed & rows.family.fittable(rows.shapes))
+        usable = np.flatnonzero(rows.fittable)
         if len(usable):
             yield rows.take(np.sort(np.random.default_rng(0).permutation(usable)[:count]))
 

@@ -33,13 +33,13 @@ out while the rules were developed. llama.cpp has as many tokens as it is asked 
 """
 
 
-def table(found: Iterable[Startup]) -> Iterator[str]:
+def table(results: Iterable[Startup]) -> Iterator[str]:
     """Errors by engine, half, and whether the log leaves anything out."""
-    found = list(found)
-    for engine in dict.fromkeys(one.row["engine"] for one in found):
+    results = list(results)
+    for engine in dict.fromkeys(one.row["engine"] for one in results):
         for half in (DEVELOPED, HELD_OUT):
             for is_known in (True, False):
-                rows = [one for one in found if (one.row["engine"], one.row["half"]) == (engine, half)]
+                rows = [one for one in results if (one.row["engine"], one.row["half"]) == (engine, half)]
                 rows = [one for one in rows if not is_known or not one.row["unknown"]]
                 errors = [abs(one.ratio - 1) for one in rows if one.ratio is not None]
                 if errors:
@@ -50,9 +50,9 @@ def table(found: Iterable[Startup]) -> Iterator[str]:
                     )
 
 
-def far(found: Iterable[Startup]) -> Iterator[str]:
+def far(results: Iterable[Startup]) -> Iterator[str]:
     """Rows that are far off, with what the log leaves out."""
-    for one in found:
+    for one in results:
         row = one.row
         if one.ratio is not None and (abs(one.ratio - 1) > _FAR or one.starts != one.expected.starts):
             verdict = "" if one.starts == one.expected.starts else f"; started: {row['starts']}"
@@ -62,21 +62,21 @@ def far(found: Iterable[Startup]) -> Iterator[str]:
             )
 
 
-def section(found: Iterable[Startup]) -> str:
+def section(results: Iterable[Startup]) -> str:
     """The section of the page."""
-    found = list(found)
+    results = list(results)
     lines = [
-        HEADING, _HEAD.format(count=len(found)).strip("\n"), *table(found), "",
+        HEADING, _HEAD.format(count=len(results)).strip("\n"), *table(results), "",
         "Rows more than 5 % off; the last column is what the log leaves out, without which a row counts as known:", "",
-        "| model | engine | devices | expected / logged | unknown |", "|---|---|---|---|---|", *far(found),
+        "| model | engine | devices | expected / logged | unknown |", "|---|---|---|---|---|", *far(results),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
-def page(found: Iterable[Startup]) -> str:
+def page(results: Iterable[Startup]) -> str:
     """The page with a new section."""
     text, _, _ = PAGE.read_text(encoding="utf-8").partition(HEADING)
-    return text + section(found)
+    return text + section(results)
 
 
 if __name__ == "__main__":

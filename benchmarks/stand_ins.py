@@ -142,7 +142,7 @@ def _error_text(error: Error) -> str:
 def measured(path: Path) -> Iterator[MeasuredRows]:
     """The stacks of a table, each with so few rows that all count alike."""
     for rows in read(path).rows:
-        fittable = np.flatnonzero(rows.timed & rows.family.fittable(rows.shapes))
+        fittable = np.flatnonzero(rows.fittable)
         if len(fittable) >= MIN_ROWS:
             yield rows.take(np.sort(np.random.default_rng(0).permutation(fittable)[:ROWS]))
 

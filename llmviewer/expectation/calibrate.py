@@ -89,7 +89,7 @@ def cross_validate(
 
     bends  whether it may have a trend
     """
-    rows = rows.take(np.flatnonzero(rows.timed & rows.family.fittable(rows.shapes)))
+    rows = rows.take(np.flatnonzero(rows.fittable))
     if len(rows) < MIN_ROWS:
         return None
     order, fold = folds = _shuffled(rows, 0)
@@ -107,7 +107,7 @@ def cross_validate(
     if _error(bent, rows) > _MAX_TREND_ERROR_RATIO * _error(plain, rows):
         trend, bent = None, plain
     law = problem.law(order, trend)
-    error, count = error_of(bent, rows.measured, fold), _count(rows)
+    error, count = error_of(bent, rows.measured, fold), rows.num_shape_families
     few = count if count in FEW_SHAPES else 0
     kernel_fit = KernelFit(
         device=rows.device.name,
@@ -133,15 +133,10 @@ def _shuffled(rows: MeasuredRows, seed: int, folds: int = _FOLDS) -> tuple[Array
     """
     random = np.random.default_rng(seed)
     order = random.permutation(len(rows))
-    count = _count(rows)
+    count = rows.num_shape_families
     if count == 1:
         return order, order % folds
     return order, random.permutation(count)[rows.shape_families()] % folds
-
-
-def _count(rows: MeasuredRows) -> int:
-    """Number of shape families."""
-    return int(rows.shape_families().max()) + 1
 
 
 @frozen(kw_only=True)
@@ -220,7 +215,7 @@ def _chosen(problems: Sequence[_Problem]) -> _Problem:
     if len(problems) == 1:
         return problems[0]
     rows = problems[0].rows
-    count = _count(rows)
+    count = rows.num_shape_families
     folds = _shuffled(rows, 1, count if _FOLDS <= count <= _MAX_SINGLE_FOLDS else _FOLDS)
     fits = {problem.variant: problem.law(folds[0][:_VARIANT_ROWS]).fit for problem in problems}
     nearest = sorted(fits.values(), key=lambda fit: fit.loss)[:_MAX_VARIANTS]

@@ -230,5 +230,4 @@ def _same_work(fit: KernelFit, kernel: LibraryKernel, *, plain: bool) -> bool:
         return implementation.kernel.endswith("nongated") or fit.sizes.get("gated", (1.0, 1.0))[0] == 0
     if fit.family.startswith("attention") and not FAMILIES[fit.family].names_operations:
         return implementation.attention_kind == kernel.implementation.attention_kind
-    operation, other = (name.rpartition(" ")[2] for name in (implementation.kernel, kernel.implementation.kernel))
-    return operation == other
+    return implementation.operation == kernel.implementation.operation

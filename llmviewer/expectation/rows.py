@@ -104,6 +104,16 @@ class MeasuredRows:
         """Mask of the rows with a valid time."""
         return np.isfinite(self.measured) & (self.measured > 0)
 
+    @property
+    def fittable(self) -> Array:
+        """Mask of the rows with a valid time and sizes that are fitted."""
+        return self.timed & self.family.fittable(self.shapes)
+
+    @property
+    def num_shape_families(self) -> int:
+        """Number of different values of shape_families()."""
+        return int(self.shape_families().max()) + 1
+
     def take(self, chosen: Array) -> MeasuredRows:
         shapes = {name: column[chosen] for name, column in self.shapes.items()}
         return replace(self, places=self.places[chosen], shapes=shapes, measured=self.measured[chosen])
@@ -387,10 +397,7 @@ def _kernels(frame: pd.DataFrame, family: Family, eager: Array) -> Array:
     if family.name == "elementwise":
         operations = _renamed(_texts(frame, "op"), _operation)
         return np.where(eager, f"{EAGER} " + operations, operations)
-    if family.name in ("scan", "all_to_all", "attention_layer"):
-        kernels = _texts(frame, "kernel")
-        return np.asarray(kernels + " " + _texts(frame, "op"), dtype=object)
-    if family.name == "collectives":
+    if family.names_operations:
         operations = _renamed(_texts(frame, "op"), _operation)
         kernels = _texts(frame, "impl" if "impl" in frame else "kernel")
         return np.asarray(kernels + " " + operations, dtype=object)

@@ -48,7 +48,7 @@ def _hyper_connections(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _all_to_all(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame.assign(family="all_to_all", kernel=frame["impl"])
+    return frame.assign(family="all_to_all")
 
 
 def _attention_layers(frame: pd.DataFrame) -> pd.DataFrame:

@@ -121,7 +121,7 @@ def select_fits(
         return calibrated
     if others := _candidates(of_family, device, implementation):
         return _nearest_candidates(others, device, implementation, unknown=unknown)
-    if name == "elementwise" and implementation.kernel.rpartition(" ")[2] != _FALLBACK_OPERATION:
+    if name == "elementwise" and implementation.operation != _FALLBACK_OPERATION:
         return _as_traffic(implementation, select_fits(name, device, _addition(implementation), fits))
     if name == "gemm" and implementation.kernel:
         return select_fits(name, device, replace(implementation, kernel=""), fits, unknown=unknown)
@@ -401,8 +401,7 @@ def _same_operation(fit: KernelFit, implementation: Implementation) -> bool:
     if fit.family == "gemm":
         return fit.implementation.kernel == implementation.kernel
     if FAMILIES[fit.family].names_operations:
-        operation, other = (name.rpartition(" ")[2] for name in (implementation.kernel, fit.implementation.kernel))
-        return operation == other or not operation
+        return implementation.operation in ("", fit.implementation.operation)
     return fit.implementation.attention_kind == implementation.attention_kind
 
 
@@ -462,7 +461,7 @@ def _transfer_error(name: str, implementation: Implementation, source_class: str
         near, instead = source_class, ""
     classes_from_nearest = SIMILARITY_CLASSES[SIMILARITY_CLASSES.index(near) :] if near else ("", *SIMILARITY_CLASSES)
     named = FAMILIES[name].names_operations or name == "gemm"
-    operation = implementation.kernel.rpartition(" ")[2] if named else ""
+    operation = implementation.operation if named else ""
     parts, errors = (operation, implementation.attention_kind or implementation.dtype, "all"), index().errors
     classes = [", ".join(filter(None, (each, instead))) for each in classes_from_nearest if each != OTHER_VENDORS]
     keys = [(name, type_or_all, each) for each in (*classes, OTHER_VENDORS) for type_or_all in parts]

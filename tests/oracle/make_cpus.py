@@ -59,8 +59,8 @@ class Pass:
     amounts: Mapping[str, float]
 
     def expected_s(self, factors: Mapping[str, float]) -> float:
-        known = {**FIXED, **PROMPTS, **factors, "weights": factors[self.title], "crossing": 1.0}
-        return self.device_s + sum(known[name] * amount for name, amount in self.amounts.items())
+        values = {**FIXED, **PROMPTS, **factors, "weights": factors[self.title], "crossing": 1.0}
+        return self.device_s + sum(values[name] * amount for name, amount in self.amounts.items())
 
 
 def title_of(host: Hardware) -> str:
@@ -126,8 +126,8 @@ def fit(passes: Sequence[Pass]) -> dict[str, float]:
         return np.array([*(np.log(one.expected_s(factors) / one.time_s) for one in passes), *PRIOR * (logs - middle)])
 
     least = np.log([*(value / 10 for value in SHARED.values()), *(1.0 for _ in CLASSES)])
-    found = least_squares(errors, middle, bounds=(least, middle + np.log(10)), loss="soft_l1", f_scale=0.2)
-    return dict(zip(prior, map(float, np.exp(found.x)), strict=True))
+    solution = least_squares(errors, middle, bounds=(least, middle + np.log(10)), loss="soft_l1", f_scale=0.2)
+    return dict(zip(prior, map(float, np.exp(solution.x)), strict=True))
 
 
 def ratios(passes: Sequence[Pass], factors: Mapping[str, float]) -> list[float]:
@@ -137,11 +137,11 @@ def ratios(passes: Sequence[Pass], factors: Mapping[str, float]) -> list[float]:
 
 def held_out_by_host(passes: Sequence[Pass]) -> list[tuple[Pass, float]]:
     """Passes with measured over expected time, each with factors fitted without its CPU."""
-    found = []
+    results = []
     for host in dict.fromkeys(one.host for one in passes):
         factors = fit([one for one in passes if one.host != host])
-        found += [(one, *ratios([one], factors)) for one in passes if one.host == host]
-    return found
+        results += [(one, *ratios([one], factors)) for one in passes if one.host == host]
+    return results
 
 
 def _rounded(value: float) -> float:
@@ -151,26 +151,26 @@ def _rounded(value: float) -> float:
 def profile() -> dict:
     """The document of CPUs."""
     passes = [one for one in measured() if one.fitted]
-    factors, left = fit(passes), held_out_by_host(passes)
-    low, high = np.quantile([ratio for _, ratio in left], (0.1, 0.9))
-    few = {
-        "passes": len(left), "median": _rounded(np.median([abs(1 / ratio - 1) for _, ratio in left])),
+    factors, held_out = fit(passes), held_out_by_host(passes)
+    low, high = np.quantile([ratio for _, ratio in held_out], (0.1, 0.9))
+    few_tokens = {
+        "passes": len(held_out), "median": _rounded(np.median([abs(1 / ratio - 1) for _, ratio in held_out])),
         "low": _rounded(min(low, INTERVAL[0])), "high": _rounded(max(high, INTERVAL[1])),
     }  # fmt: skip
-    made = []
+    backends = []
     for title, channels in CLASSES.items():
         members = [one for one in passes if one.title == title]
-        known = {**factors, **FIXED, "weights": factors[title]}
-        made.append({
+        values = {**factors, **FIXED, "weights": factors[title]}
+        backends.append({
             "title": title, "vendors": ["amd", "intel"], "kind": "cpu", "channels": channels, "activations": "A8g32",
             "passes": len(members), "devices": len({one.host for one in members}),
-            **{name: _rounded(known[name])
+            **{name: _rounded(values[name])
                for name in ("wait_us", "launch_us", "weights", "cache", "moved", "few_rows", "half")},
             **{name: {"others": value} for name, value in PROMPTS.items()},
-            "errors": {level: {"few tokens": dict(few), "prompts": {"passes": 0, **GUESSED}}
+            "errors": {level: {"few tokens": dict(few_tokens), "prompts": {"passes": 0, **GUESSED}}
                        for level in ("device", "architecture", "backend")},
         })  # fmt: skip
-    return {"source": "tests/host_passes.csv, fitted by tests/oracle/make_cpus.py", "backends": made}
+    return {"source": "tests/host_passes.csv, fitted by tests/oracle/make_cpus.py", "backends": backends}
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ def main() -> None:
         table = read(path)
         places = []
         for rows in table.rows:
-            usable = rows.places[rows.timed & rows.family.fittable(rows.shapes)]
+            usable = rows.places[rows.fittable]
             if len(usable) >= MIN_ROWS:
                 places.append(np.random.default_rng(0).permutation(usable)[:ROWS])
         columns = dict.fromkeys((*LABELS, *family.columns, *family.optional, "nodes", "time_us"))

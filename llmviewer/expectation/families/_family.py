@@ -73,10 +73,14 @@ class Implementation:
     kernel: str = ""
 
     @property
+    def operation(self) -> str:
+        """The last word of the kernel's name."""
+        return self.kernel.rpartition(" ")[2]
+
+    @property
     def attention_kind(self) -> str:
         """The kind of attention, which is the last word of the kernel's name; "" for plain attention."""
-        word = self.kernel.rpartition(" ")[2]
-        return word if word in _ATTENTIONS else ""
+        return self.operation if self.operation in _ATTENTIONS else ""
 
     @property
     def host_launched(self) -> bool:

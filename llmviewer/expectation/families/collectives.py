@@ -143,7 +143,7 @@ class Collectives(Family):
 
 def _share(shapes: Shapes, implementation: Implementation) -> Array:
     """The part of the full buffer that a device sends."""
-    operation = implementation.kernel.rpartition(" ")[2]
+    operation = implementation.operation
     devices = np.asarray(shapes["num_gpus"], dtype=float)
     if operation == _POINT_TO_POINT:
         return np.ones_like(devices)

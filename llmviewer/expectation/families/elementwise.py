@@ -81,7 +81,7 @@ class ElementwiseFamily(Family):
         return variant != "long" or bool(np.any(np.asarray(shapes["cols"]) >= _MIN_LONG_ROW))
 
     def is_common(self, implementation: Implementation) -> bool:
-        return not implementation.kernel.rpartition(" ")[2].startswith(_UNCOMMON)
+        return not implementation.operation.startswith(_UNCOMMON)
 
     def bound(self, shapes: Shapes, device: Device, implementation: Implementation) -> Array:  # noqa: ARG002
         moved = np.asarray(shapes["bytes"], dtype=float)

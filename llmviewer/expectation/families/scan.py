@@ -117,7 +117,7 @@ class ScanFamily(Family):
         batch, q_len, _, k_dim, heads, v_dim = (np.asarray(shapes[name], dtype=float) for name in self.columns)
         streamed, state = _moved(shapes)
         moved = streamed + np.where(np.asarray(shapes["chunk"], dtype=float) > 1, 1.0, 2.0) * state
-        rule = implementation.kernel.rpartition(" ")[2].partition("_")[0]
+        rule = implementation.operation.partition("_")[0]
         ops = _STEP_OPS.get(rule, _DELTA_OPS) * batch * q_len * heads * k_dim * v_dim
         moved = from_memory(moved, np.asarray(shapes.get("loop", np.zeros_like(moved))), device.l2)
         return np.asarray(np.maximum(ops / device.limit(implementation.dtype), moved / device.bandwidth))

@@ -76,4 +76,4 @@ def recurrence(op: Operator, work: LaunchWork) -> Iterator[LibraryKernel]:
 
 def _longest(work: LaunchWork) -> Num:
     """New tokens of the longest sequence."""
-    return np.max(np.broadcast_arrays(*(spans.q_len for spans in work.groups)), axis=0)
+    return np.asarray(np.max(np.broadcast_arrays(*(spans.q_len for spans in work.groups)), axis=0))

@@ -172,7 +172,7 @@ def test_stored_factors_equal_a_fresh_fit():
 
 
 def test_cpus_that_were_not_fitted_are_expected_within_a_fifth_in_the_median():
-    """Eight CPUs, of which four were fitted; the others are within the interval in three of four cases at least."""
+    """Eleven CPUs, of which five were fitted; the others are within the interval in three of four cases at least."""
     passes = make_cpus.measured()
     factors = make_cpus.fit([one for one in passes if one.fitted])
     others = [one for one in passes if not one.fitted]

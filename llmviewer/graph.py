@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from .forms import TARGET, WHOLE_PASS, Stream
 from .operators.base import RETAINED_ROLES, Operator, Tensor
+from .operators.fused import parts_of
 from .records import frozen
 
 
@@ -84,6 +85,10 @@ class Graph:
 
     def __iter__(self) -> Iterator[tuple[Block, Operator]]:
         return ((block, op) for block in self.blocks for op in block.operators)
+
+    def parts(self) -> Iterator[tuple[Block, Operator]]:
+        """Yields operators with their blocks, those of a fused launch one by one."""
+        return ((block, part) for block, op in self for part in parts_of(op))
 
     def map(self, f: Callable[[Operator], Operator]) -> Graph:
         return Graph(tuple(block.map(f) for block in self.blocks))

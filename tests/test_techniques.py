@@ -926,6 +926,12 @@ def test_layers_that_borrow_keys_make_none():
     assert written == TOKEN / 2  # they read as before
 
 
+def test_notes_name_converted_weights_of_fused_products():
+    analyses = [analyze(LLAMA, A100, quant="W4A8g128", techniques=names) for names in ((), ("fusion",))]
+    bare, fused = ([note for note in one.notes if "are converted" in note] for one in analyses)
+    assert fused == bare != []
+
+
 @pytest.mark.parametrize("quant", [None, "fp8", "W32A32"])
 def test_fused_products_have_the_precisions_that_advice_offers_without_fusion(quant):
     bare, fused = (Setting.of(LLAMA, "h100-sxm", quant=quant, techniques=names) for names in ((), ("fusion",)))

@@ -349,7 +349,7 @@ def _replicated(setting: Setting) -> list[str]:
     full_shapes, heads = _shapes(setting.model.graph), _heads(setting.model.graph)
     replicated = dict.fromkeys(
         op.name
-        for block, op in setting.graph
+        for block, op in setting.graph.parts()
         if (
             isinstance(op, Linear)
             and not isinstance(op, Router)
@@ -368,7 +368,7 @@ def _cut_scale_blocks(setting: Setting) -> list[str]:
     full_shapes = _shapes(setting.model.graph)
     cut_names = dict.fromkeys(
         op.name
-        for block, op in setting.graph
+        for block, op in setting.graph.parts()
         if isinstance(op, Linear) and (uncut := full_shapes.get(_operator_key(block, op)))
         for size, full_size, edge in zip(op.weight.shape[-2:], uncut[-2:], _scale_block(op), strict=True)
         if size % edge and not full_size % edge
@@ -407,10 +407,8 @@ def _scale_block(op: Linear) -> tuple[int, int]:
 def _conversions(setting: Setting) -> list[str]:
     """Matrix products whose weights are converted to another type before they are multiplied."""
     names_by_formats: dict[tuple[Format, str, Format], dict[str, None]] = {}
-    for _, op in setting.graph:
-        if not isinstance(op, Linear) or op.on_host:
-            continue
-        if op.weight.format.compute != (dtype := op.work().operand_unit.dtype):
+    for op in (part for _, launch in setting.graph if not launch.on_host for part in parts_of(launch)):
+        if isinstance(op, Linear) and op.weight.format.compute != (dtype := op.work().operand_unit.dtype):
             names_by_formats.setdefault((op.weight.format, dtype, op.inputs[0].format), {})[op.name] = None
     return [
         f"weights of {_first_names(list(names))} in {_format_text(weight)} are converted and multiplied in {dtype}: "
@@ -481,7 +479,7 @@ def _indivisible_groups(setting: Setting) -> list[str]:
     if setting.quantization == setting.model.quantization or setting.layout.tp > 1:
         return []
     names_by_group: dict[tuple[int, int], dict[str, None]] = {}
-    for _, op in setting.graph:
+    for _, op in setting.graph.parts():
         if isinstance(op, Linear) and op.weight.format.group and op.weight.shape[-1] % op.weight.format.group:
             names_by_group.setdefault((op.weight.format.group, op.weight.shape[-1]), {})[op.name] = None
     return [

@@ -15,7 +15,6 @@ from ..errors import InputError
 from ..graph import Block, Graph
 from ..model import Model, vocabulary
 from ..model_files import load_model, model_names
-from ..operators.fused import parts_of
 from ..operators.linear import Linear
 from ..parameters import Accounting, AttentionMode
 from ..precision import BF16, FP16, NAMED, Format, Scheme, notation, parse_scheme
@@ -319,8 +318,7 @@ def _wide(setting: Setting) -> bool:
 
 def _linears(graph: Graph) -> Iterator[tuple[Block, Linear]]:
     """Yields matrix products that --quant applies to, fused ones too, with their blocks."""
-    products = ((block, part) for block, op in graph for part in parts_of(op))
-    return ((block, op) for block, op in products if isinstance(op, Linear) and not op.left_as_published)
+    return ((block, op) for block, op in graph.parts() if isinstance(op, Linear) and not op.left_as_published)
 
 
 def _formats(scheme: Scheme) -> tuple[Format | None, ...]:

@@ -228,6 +228,7 @@ def test_explanation_compares_the_chosen_decode_step():
         ([{"on": ("l4", "t4")}], ["l4", "t4"]),
         ([{}, {"tp": 2}, {"quant": "W4A16"}, {}], ["A: as published, one device", "B: tp=2", "C: W4A16", "now"]),
         ([{"library": "vllm"}, {}], ["A: vllm", "now: most measured library"]),
+        ([{}, {"engine": "vllm"}], ["A: no engine, most measured library", "now: vllm"]),
         ([{"batch": 4}, {"on": ("h100-sxm", "l4")}], ["A: h100-sxm, batch 4", "h100-sxm, batch 1", "l4, batch 1"]),
     ],
     ids=str,

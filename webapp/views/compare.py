@@ -112,6 +112,7 @@ _INPUT_TEXTS: Final[tuple[Callable[[Analysis], str], ...]] = (
     lambda a: "token prediction" if a.setting.mtp else "no token prediction",
     lambda a: "; ".join(a.inputs["techniques"]) or "no technique",
     lambda a: a.inputs["engine"] or "no engine",
+    lambda a: "" if a.inputs["engine"] else a.setting.library or "most measured library",  # an engine implies its own
 )
 
 _NUMBERS: Final = (
@@ -161,13 +162,10 @@ def _differing_inputs(entries: Sequence[DeviceResult]) -> list[str]:
     Names of devices if nothing differs.
     """
     each = [[input_text(one.analysis) for one in entries] for input_text in _INPUT_TEXTS]
-    each.append(
-        [one.setting.library or "most measured library" for one in entries]
-    )  # as requested, not the library used instead
     differing = [values for values in each if len(set(values)) > 1] or [[one.name for one in entries]]
-    first = ", ".join(values[0] for values in differing)
+    first = ", ".join(filter(None, (values[0] for values in differing)))
     others = [
-        ", ".join(values[i] for values in differing if values[i] != values[0] or len(set(values)) == 1)
+        ", ".join(values[i] for values in differing if values[i] and (values[i] != values[0] or len(set(values)) == 1))
         for i in range(1, len(entries))
     ]
     return [first, *others]

@@ -122,11 +122,14 @@ def between(expected: float | None, low: float | None, high: float | None) -> st
     """Such as "21.3 ms (19.9 to 23.0 ms)"; without an interval whose ends read the same; "" where unknown."""
     if expected is None or low is None or high is None:
         return ""
+    return seconds(expected) if seconds(low) == seconds(high) else f"{seconds(expected)} ({interval(low, high)})"
+
+
+def interval(low: float, high: float) -> str:
+    """Such as "19.9 to 23.0 ms"."""
     start, end = seconds(low), seconds(high)
-    if start == end:
-        return seconds(expected)
     value, _, unit = start.partition(" ")
-    return f"{seconds(expected)} ({value if end.endswith(unit) else start} to {end})"
+    return f"{value if end.endswith(unit) else start} to {end}"
 
 
 def expectation(generation: GenerationResult, quantity: str) -> str:

@@ -10,7 +10,7 @@ from llmviewer.timelines.server_steps import ServerSteps, ServerTime
 from llmviewer.units import fold, seconds, si
 
 from .parts import Card, Line
-from .phrases import BOUNDS
+from .phrases import BOUNDS, between
 from .report import Report
 from .tables import DASH, Item, Table, time_item
 
@@ -32,14 +32,13 @@ def headline(result: ServerSteps) -> str:
         f"{title(result)} in {PurePath(result.file).name}: decode batch {request.batch}, prompt {request.prompt:,}, "
         f"context {request.kv_len or request.prompt + 1:,}, {layout}{result.analysis.inputs['quant']}. "
         f"{first.name[0].upper()}{first.name[1:]} {seconds(first.measured_s)}; >= {seconds(first.bound_s)}"
-        f"{'' if first.expected_s is None else f', expected {seconds(first.expected_s)}'}{_interval(first)}."
+        f"{_expected_text(first)}."
     )
 
 
-def _interval(time: ServerTime) -> str:
-    if time.expected_low_s is None or time.expected_high_s is None:
-        return ""
-    return f" ({seconds(time.expected_low_s)} to {seconds(time.expected_high_s)})"
+def _expected_text(time: ServerTime) -> str:
+    expected = between(time.expected_s, time.expected_low_s, time.expected_high_s)
+    return f", expected {expected}" if expected else ""
 
 
 def summary(result: ServerSteps) -> list[Line]:

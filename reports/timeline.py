@@ -22,7 +22,7 @@ from llmviewer.units import counted, fold, seconds
 
 from .page_figures import Picture, picture
 from .parts import Card
-from .phrases import BOUNDS
+from .phrases import BOUNDS, interval
 from .report import Report
 from .tables import DASH, Item, Table, digits, time_item
 
@@ -69,7 +69,7 @@ def _expected_text(result: Timeline) -> str:
     if result.expected_s is None:
         return ""
     low, high = result.expected_low_s, result.expected_high_s
-    sides = "" if low is None or high is None else f" ({seconds(low)} to {seconds(high)})"
+    sides = "" if low is None or high is None else f" ({interval(low, high)})"
     return f", expected {seconds(result.expected_s)}{sides}"
 
 
@@ -180,23 +180,24 @@ def _any_expected(result: Timeline) -> bool:
 
 def _uncertain_gaps(result: Timeline) -> list[str]:
     """Large gaps of parts within the intervals of their expected times, which are no evidence of slow kernels."""
+    references = result.references
     excesses = [
-        (part.measured_s - part.expected_s, part)
+        (part.measured_s - part.expected_s, _uncertain_gap(part, references.get(part.part, "")))
         for part in result.parts
         if part.expected_s and part.expected_high_s and part.measured_s <= part.expected_high_s
     ]
-    references = result.references
-    texts = [
-        f"{part.part} {_multiple_text(part.measured_s, part.expected_s or 0.0)}, {seconds(excess_s)} more "
-        f"({'; '.join(filter(None, (_interval_text(part), references.get(part.part))))})"
-        for excess_s, part in sorted(excesses, key=lambda excess: -excess[0])
-        if excess_s > _MIN_EXCESS_SHARE * result.time_s
-    ]
+    texts = [text for excess_s, text in sorted(excesses, reverse=True) if excess_s > _MIN_EXCESS_SHARE * result.time_s]
     return [f"Slower than expected, within the interval: {'; '.join(texts)}."] if texts else []
 
 
-def _interval_text(part: PartOfPass) -> str:
-    return f"{seconds(part.expected_low_s or 0.0)} to {seconds(part.expected_high_s or 0.0)}"
+def _uncertain_gap(part: PartOfPass, reference: str) -> str:
+    expected_s = part.expected_s or 0.0
+    ends = interval(part.expected_low_s or 0.0, part.expected_high_s or 0.0)
+    source = f"; {reference}" if reference else ""
+    return (
+        f"{part.part} {_multiple_text(part.measured_s, expected_s)}, {seconds(part.measured_s - expected_s)} more "
+        f"({ends}{source})"
+    )
 
 
 def missing_communication(result: Timeline) -> list[str]:
@@ -332,7 +333,7 @@ def _averaged(result: Timeline) -> list[str]:
     excluded = f"; {counted(mean.others, 'other')}, with other kernels or cut off, excluded" if mean.others else ""
     spread = ""
     if len(each) > 1:
-        spread = f", {seconds(float(np.quantile(each, 0.2)))} to {seconds(float(np.quantile(each, 0.8)))} (p20 to p80)"
+        spread = f", {interval(*map(float, np.quantile(each, (0.2, 0.8))))} (p20 to p80)"
     unit = "threads" if result.host else "devices"
     ranks = f" One of {result.devices} {unit} in the file." if result.devices > 1 else ""
     only = f"; the only recorded phase is {result.phase}" if sole_phase(result.recording) == result.phase else ""

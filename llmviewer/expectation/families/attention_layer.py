@@ -57,7 +57,7 @@ class AttentionLayer(Family):
     def features(self, shapes: Shapes, device: Device, implementation: Implementation, variant: str) -> Features:  # noqa: ARG002
         batch, q_len, kv_len, heads, moved, ops = (np.asarray(shapes[name], dtype=float) for name in self.columns)
         tokens = batch * q_len
-        is_repeated = np.asarray(shapes.get("loop", np.zeros_like(moved))) > 0
+        is_repeated = np.asarray(shapes["loop"]) > 0
         return {
             "moved": moved / device.bandwidth,
             "reuse": np.where(is_repeated, moved, np.inf),
@@ -82,7 +82,7 @@ class AttentionLayer(Family):
 
     def bound(self, shapes: Shapes, device: Device, implementation: Implementation) -> Array:
         moved, ops = (np.asarray(shapes[name], dtype=float) for name in ("bytes", "ops"))
-        moved = from_memory(moved, np.asarray(shapes.get("loop", np.zeros_like(moved))), device.l2)
+        moved = from_memory(moved, np.asarray(shapes["loop"]), device.l2)
         return np.asarray(np.maximum(ops / device.limit(_arithmetic(implementation)), moved / device.bandwidth))
 
     def is_common(self, implementation: Implementation) -> bool:  # noqa: ARG002

@@ -86,7 +86,7 @@ class ScanFamily(Family):
             "carried": np.where(chunk > 1, chunks * state, 0.0),
             "chunks": chunks,
             "heads": batch * heads / device.cores,
-            "repeated": np.broadcast_to(np.asarray(shapes.get("loop", 0.0), dtype=float) > 0, batch.shape),
+            "repeated": np.broadcast_to(np.asarray(shapes["loop"]) > 0, batch.shape),
             "bandwidth": device.bandwidth,
             "size": device.l2,
             "rounds": variant == "rounds",
@@ -119,7 +119,7 @@ class ScanFamily(Family):
         moved = streamed + np.where(np.asarray(shapes["chunk"], dtype=float) > 1, 1.0, 2.0) * state
         rule = implementation.operation.partition("_")[0]
         ops = _STEP_OPS.get(rule, _DELTA_OPS) * batch * q_len * heads * k_dim * v_dim
-        moved = from_memory(moved, np.asarray(shapes.get("loop", np.zeros_like(moved))), device.l2)
+        moved = from_memory(moved, np.asarray(shapes["loop"]), device.l2)
         return np.asarray(np.maximum(ops / device.limit(implementation.dtype), moved / device.bandwidth))
 
 

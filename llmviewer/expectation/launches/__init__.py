@@ -67,28 +67,20 @@ def launches(
     known_launches = {} if known_launches is None else known_launches
     for _, places in groupby(range(len(rows)), key=lambda place: id(rows[place].block)):
         works = {place: LaunchWork.of_row(rows[place], workload, library=library, half=half) for place in places}
-        sequences.extend(
-            _of_block(
-                works,
-                []
-                if library in (*UNMERGED_LIBRARIES, *WHOLE_PASS_LIBRARIES)
-                else experts({place: work for place, work in works.items() if not work.op.on_host}),
-                known_launches,
-            )
-        )
+        sequences.extend(_of_block(works, library, known_launches))
     return tuple(sequences)
 
 
 def _of_block(
-    works: Mapping[int, LaunchWork], fused: Sequence[tuple[int, ...]], known_launches: dict[object, KernelSequence]
+    works: Mapping[int, LaunchWork], library: str, known_launches: dict[object, KernelSequence]
 ) -> Iterator[KernelSequence]:
     """The launches of a block.
 
-    fused           experts that are one launch
     known_launches  launches of earlier blocks, reused for operators that are the same objects
     """
-    by_amounts_only = any(work.library in WHOLE_PASS_LIBRARIES for work in works.values())
+    by_amounts_only = library in WHOLE_PASS_LIBRARIES
     mergeable = {place: work for place, work in works.items() if not work.op.on_host}
+    fused = [] if by_amounts_only or library in UNMERGED_LIBRARIES else experts(mergeable)
     layers = [] if by_amounts_only else attention_layers(mergeable)
     others = {place: work for place, work in mergeable.items() if not any(place in members for members in layers)}
     joined = {

@@ -31,7 +31,7 @@ def attention_layers(works: Mapping[int, LaunchWork]) -> list[tuple[int, ...]]:
     conversion before it, to its last, without communication.
     """
     centres = [place for place, work in works.items() if isinstance(work.op, FlashAttention)]
-    if len(centres) != 1 or works[centres[0]].library not in _LIBRARIES or not _kind(works):
+    if len(centres) != 1 or works[centres[0]].library not in _LIBRARIES or not (kind := _kind(works)):
         return []
     centre, places = centres[0], list(works)
     position = places.index(centre)
@@ -42,7 +42,7 @@ def attention_layers(works: Mapping[int, LaunchWork]) -> list[tuple[int, ...]]:
     while members and not isinstance(works[members[0]].op, Linear | Quantize):  # the norm of the layer's input
         members.pop(0)
     work = works[centre]
-    measured = len(work.groups) == 1 and _is_measured(_kind(works), work.groups[0].q_len)
+    measured = len(work.groups) == 1 and _is_measured(kind, work.groups[0].q_len)
     alike = all(works[p].stream == work.stream for p in members)
     return [tuple(members)] if members and measured and alike else []
 

@@ -114,8 +114,8 @@ WEAK = """\
 - Attention on another device: kernels for Blackwell (TensorRT-LLM's, in all libraries) were measured on B200 only.
   Their decode times, expected from kernels of other devices, are 15 to 37 % off. Some kernels resemble none that was
   measured elsewhere: TensorRT-LLM's masked attention with 8-bit caches on Ada, latent attention in Triton, and Intel's
-  are 45 to 74 % off. On Hopper, SGLang's latent attention over a prompt takes twice as long as TensorRT-LLM's; on B200
-  both libraries have the latter: 62 and 64 % off.
+  are 45 to 69 % off. Of SGLang's latent attention over a prompt, the absorbed form was measured on Hopper and L40S, and
+  the expanded one, which it runs, on B200 only; TensorRT-LLM's stands in elsewhere.
 - NCCL on B200 takes 1.5 times as long to start as on Hopper, and 1.6 times as long for each further device, at the same
   clock: 20 to 28 % off if expected from other devices.
 - Other vendors than NVIDIA have one or two fits per device. Expected times for similar devices are rough and their

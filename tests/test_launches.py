@@ -1024,3 +1024,16 @@ def test_advice_offers_the_precisions_that_the_engine_runs(model, device, quant,
     without = analyze(model, device, quant=quant)
     plain = (without.phases.prefill, without.phases.decode)
     assert {quant for one in plain for quant in re.findall(r"--quant ([\w.]+)", one.advice)} - run
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "caches"),
+    [
+        ("vllm", "h100-sxm", {"KVfp8": "an FP8 KV cache, which changes answers slightly"}),
+        ("llama.cpp", "rtx-4090", {"KVq8_0": "an 8-bit KV cache, which changes answers slightly"}),
+        ("mlx", "m4-max", {"KV8g64z16": "an 8-bit KV cache, which changes answers slightly"}),
+    ],
+)
+def test_advice_offers_the_caches_that_the_engine_has(engine, device, caches):
+    changes = deployed_precisions(Setting.of("llama-3.1-8b", device, engine=engine))
+    assert {one.name: one.about for one in changes if one.name.startswith("KV")} == caches

@@ -39,7 +39,14 @@ LOCAL_PRECISIONS: Final[Mapping[str, Mapping[str, float]]] = {
     "llama.cpp": {"Q8_0": 8.5, "Q6_K": 6.56, "Q5_K_M": 5.7, "Q4_K_M": 4.89},
     "mlx": {"W8A16g64": 8.5, "W6A16g64": 6.5, "W4A16g64": 4.5},
 }
-_LOCAL_CACHES: Final = {"llama.cpp": "KVq8_0"}
+_BITS_TOLERANCE: Final = 0.2  # of these: weights of a file type have up to 0.1 bits fewer in other models (Qwen3 8B)
+_SAVED_BITS: Final = 1  # of a weight, from which a precision of servers is narrower
+_SERVER_CACHES: Final = {"KVfp8": "an FP8 KV cache, which changes answers slightly"}
+_8_BIT_CACHE: Final = "an 8-bit KV cache, which changes answers slightly"
+_LOCAL_CACHES: Final = {
+    "llama.cpp": {"KVq8_0": _8_BIT_CACHE},
+    "mlx": {"KV8g64z16": _8_BIT_CACHE},  # --kv-bits 8, with its default --kv-group-size
+}
 CACHES: Final = {"KV8": "an 8-bit KV cache", "KV4": "a 4-bit KV cache"}
 DEGREES: Final = (2, 4, 8, 16, 32, 64)  # of tensor parallelism
 _BATCHES: Final = (2, 4, 8, 16)  # times the batch
@@ -61,25 +68,27 @@ def precisions(setting: Setting) -> Iterator[Change]:
 
 
 def deployed_precisions(setting: Setting) -> Iterator[Change]:
-    """Precisions in which engines run models on the device, narrower than that of `setting`, and an 8-bit KV cache."""
+    """Precisions in which engines run models on the device, narrower than that of `setting`, and 8-bit KV caches."""
     engine = setting.engine.name if setting.engine else ""
     current, _ = given_scheme(setting)
     bits = _mean_bits(setting.graph)
     if engine in LOCAL_PRECISIONS:
-        texts = {text: f"{each:g}-bit weights" for text, each in LOCAL_PRECISIONS[engine].items() if each < bits - 0.2}
+        widest = bits - _BITS_TOLERANCE
+        texts = {text: f"{each:g}-bit weights" for text, each in LOCAL_PRECISIONS[engine].items() if each < widest}
     else:
         texts = {text: about for text, about in PRECISIONS.items() if _is_deployed(text, setting, bits)}
     for text, about in texts.items():
         yield _precision(text, about)
     cache = current.kv_cache
     if cache is None or cache.bits > 8:
-        yield _precision(_LOCAL_CACHES.get(engine, "KVfp8"), "an FP8 KV cache, which changes answers slightly", CACHE)
+        for text, about in _LOCAL_CACHES.get(engine, _SERVER_CACHES).items():
+            yield _precision(text, about, CACHE)
 
 
 def _is_deployed(text: str, setting: Setting, bits: float) -> bool:
     """Whether a precision has fewer than `bits`, and the device multiplies its operands or it is of weights alone."""
     scheme, rates = parse_scheme(text), setting.hardware.rates
-    if scheme.weight is None or scheme.weight.stored_bits > bits - 1:
+    if scheme.weight is None or scheme.weight.stored_bits > bits - _SAVED_BITS:
         return False
     if scheme.activation is None or scheme.activation.bits > 8:
         return True
@@ -91,7 +100,7 @@ def narrower(model: Model, quants: Sequence[str]) -> tuple[str, ...]:
     """The precisions that do not widen the published weights: a model of 4-bit weights is served in them."""
     bits = _mean_bits(model.published)
     schemes = ((text, parse_scheme(text).weight if text != PUBLISHED else None) for text in quants)
-    return tuple(text for text, weight in schemes if weight is None or weight.stored_bits <= bits - 1)
+    return tuple(text for text, weight in schemes if weight is None or weight.stored_bits <= bits - _SAVED_BITS)
 
 
 def _mean_bits(graph: Graph) -> float:

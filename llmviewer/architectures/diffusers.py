@@ -106,9 +106,8 @@ def build_pixart(config: Section, fmt: Format) -> Graph:
     _fixed(config, heads)
     size_conditions = config.get("use_additional_conditions")
     sized = config.flag("use_additional_conditions", default=size == _SIZED)
-    text = config.integer(
-        "text_tokens", 300 if size_conditions is False else 120
-    )  # of the pipelines of sigma and alpha
+    # Defaults of the pipelines of sigma and alpha.
+    text = config.integer("text_tokens", 300 if size_conditions is False else 120)
     net = _Net(parts=_parts(fmt), hidden=heads.q_width, heads=heads, text=text, biased=_biased(config))
     channels, patch = config.integer("in_channels", 4), config.integer("patch_size", 2)
     return Graph(

@@ -1,7 +1,7 @@
 """GLM-4.1V, 4.5V, 4.6V, 5.3-Flash and GLM-OCR: a vision tower for images of any size, a strided convolution and a
 gated MLP that merge four patches into a token, before a GLM (arXiv:2507.01006).
 
-image_size of the vision_config is that of the table of positions, from which those of an image are interpolated. A
+image_size of the vision_config is that of the table of positions, from which those of an image are interpolated. An
 image is as large as picture_size says, which no published config has.
 """
 

@@ -2,8 +2,8 @@
 tokens of each (arXiv:2408.01800).
 
 Fields of the language model stand beside `version`, which says what it is: MiniCPM (2.0), Llama 3 (2.5), Qwen2 (2.6),
-MiniCPM4 (4.0) or Qwen3 (4.5). MiniCPM-o's audio encoder is loaded and not run, its
-speech decoder is left out.
+MiniCPM4 (4.0) or Qwen3 (4.5). MiniCPM-o's audio encoder is loaded and not run; its speech
+decoder is left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The indexer of block-sparse attention."""
+"""Choice of the keys of sparse attention: indexers and scorers of blocks, and clusters."""
 
 from __future__ import annotations
 

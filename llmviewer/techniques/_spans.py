@@ -38,9 +38,8 @@ class Shared(Spans):
         distinct: Num = 0.0
         before: Num = 0.0
         for prefix, sharing in self.common:
-            visible_prefix = np.clip(
-                visible - (self.kv_len - prefix), 0, prefix
-            )  # tokens of the prefix within the window
+            # Tokens of the prefix within the window.
+            visible_prefix = np.clip(visible - (self.kv_len - prefix), 0, prefix)
             distinct, before = (distinct + visible_prefix - before) / sharing, visible_prefix
         return distinct + visible - before
 

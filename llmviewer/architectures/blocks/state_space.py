@@ -88,9 +88,8 @@ class Mamba:
         step_in, bc = (op.result for op in norms) if norms else x_proj.outputs
         dt_proj = self._by_head(parts.project("dt_proj", step_in, self.inner, bias=True))
         state = kept("ssm_state", self.inner * self.state)
-        num_parts = (
-            self.heads if self.heads > 1 else self.inner
-        )  # channels that share step, B and C have to stay together
+        # Channels that share step, B and C have to stay together.
+        num_parts = self.heads if self.heads > 1 else self.inner
         weights = (parts.weight("A_log", self.inner, self.state), parts.weight("D", self.inner))
         scan = Scan(
             name="scan",

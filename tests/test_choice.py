@@ -444,3 +444,12 @@ def same(ours, theirs):
         return isclose(float(ours), float(theirs), rel_tol=1e-6)
     except ValueError:
         return ours == theirs
+
+
+def test_devices_without_links_are_rejected_with_an_engine_too():
+    devices = ["h100-sxm", "a18-pro", "l4"]
+    found = choose("llama-3.1-70b", users=8, hardware=devices, max_devices=8, engine="vllm")
+    assert {row["hardware"] for row in found.rows()} == set(devices)
+    rows = list(llmviewer.compare("llama-3.1-70b", devices, layout="tp=8", engine="vllm").rows())
+    assert [row["fits"] for row in rows] == [True, None, True]
+    assert rows[1]["capacity_bytes"] == load_hardware("a18-pro").capacity

@@ -22,7 +22,7 @@ from ..operators.kinds import OperatorGroup, kind_of
 from ..parallel.layout import Layout
 from ..records import frozen
 from ..resource import Resource, Unit
-from ..server_memory import reserves_memory, server_of
+from ..server_memory import Server, reserves_memory, server_of
 from ..setting import Setting, changes_passes
 from ..variants.evaluation import Evaluation, Times
 from ..workload import Workload
@@ -279,7 +279,8 @@ def _runnable_cells(
     base = settings[0]
     lengths = {"prompt": prompt, "gen": gen}
     context, footprint = middle(base.model, **lengths), base.footprint
-    fitting = _largest_batches(settings, **lengths)
+    servers = _servers(settings)
+    fitting = _largest_batches(settings, servers, **lengths)
     points = np.hstack([np.tile(batch, (len(settings), 1)), np.maximum(fitting, 1)])  # given batches, largest batch
     times = _Times.of(settings, work_cache, points, prompt=prompt, gen=gen)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -295,7 +296,12 @@ def _runnable_cells(
         }
         yield Cell(
             result=Evaluation(
-                setting=setting, batch=batch, given=Times(**times_of_device), given_bytes=total, **lengths
+                setting=setting,
+                batch=batch,
+                given=Times(**times_of_device),
+                given_bytes=total,
+                given_server=servers[place],
+                **lengths,
             ),
             given_quant=quant,
             refused=times.refused.get(place, ""),
@@ -383,12 +389,17 @@ def _pass(times: Mapping[tuple[str, str], Column], place: int, batch_count: int,
     return Breakdown(length=length, waits={key: column for key, column in device_times.items() if column.any()})
 
 
-def _largest_batches(settings: Sequence[Setting], *, prompt: int, gen: int) -> Column:
+def _servers(settings: Sequence[Setting]) -> list[Server | None]:
+    """The server on each device, where an engine divides memory by its own rules."""
+    reserves = reserves_memory(settings[0])
+    return [server_of(settings[0], setting.hardware) if reserves else None for setting in settings]
+
+
+def _largest_batches(settings: Sequence[Setting], servers: Sequence[Server | None], *, prompt: int, gen: int) -> Column:
     """The largest batch that fits on each device, and with more memory by _CAPACITY_FACTOR, [device, 2]; 0 if none."""
-    if reserves_memory(settings[0]):
-        servers = [server_of(settings[0], setting.hardware) for setting in settings]
+    if any(servers):
         max_requests = np.array([
-            [each.requests(prompt + gen) for each in (one, one.larger(_CAPACITY_FACTOR))] for one in servers
+            [each.requests(prompt + gen) for each in (one, one.larger(_CAPACITY_FACTOR))] for one in servers if one
         ])  # fmt: skip
         return np.asarray(np.floor(np.clip(max_requests, 0, _MAX_BATCH)))
     capacity = np.array([setting.hardware.capacity for setting in settings])

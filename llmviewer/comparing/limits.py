@@ -107,16 +107,16 @@ def faults(cell: Cell, single: Cell, limits: Limits, *, by: Criterion, years: fl
 
     if cell.obstacle in (DATA_TYPE, WHAT_IF, ENGINE):
         return [fault(cell.obstacle, inf, cell.refused)]
-    needed_bytes = float(single.total_bytes[0]) / several if cell.refused else float(cell.total_bytes[0])
+    timed, share = (single, several) if cell.refused else (cell, 1)  # links only add time
+    needed_bytes = float(timed.total_bytes[0]) / share
     price, tdp = (several * numbers.get(key, nan) for key in ("price.purchase", "power.tdp"))
     reasons = [
-        *over(MEMORY, needed_bytes, cell.result.capacity_bytes, lambda v: f"{si(v)}B"),
+        *over(MEMORY, needed_bytes, timed.result.capacity_bytes, lambda v: f"{si(v)}B"),
         *over("budget", price, limits.budget, lambda v: f"{v:,.0f} USD"),
         *over("power", tdp, limits.power, lambda v: f"{v:.0f} W"),
     ]
     if cell.refused:
         reasons.append(fault(LINK, inf, f"no known link joins {several} of them"))
-    timed, share = (single, several) if cell.refused else (cell, 1)  # links only add time
     if timed.prefill:
         ttft = float(timed.ttft_s[0]) / share
         reasons += over("time to first token", ttft, limits.ttft_s, seconds, _unlinked_s(ttft, timed.prefill, several))

@@ -93,7 +93,7 @@ class Evaluation:
     batch   sequences on all devices together, or an array of such numbers
     gen     generated tokens of each sequence; 0 if the model does not generate
     kv_len  tokens that the decode step shown attends to; None if no step is shown
-    given, given_bytes  lower bounds and peak memory, if they are known
+    given, given_bytes  lower bounds and peak memory, if they are known, the latter with the server of the engine
     """
 
     setting: Setting = field(repr=False)
@@ -104,6 +104,7 @@ class Evaluation:
     kv_len: int | None = None
     given: Times | None = field(default=None, repr=False)
     given_bytes: Num | None = field(default=None, repr=False)
+    given_server: Server | None = field(default=None, repr=False)
     _estimates: dict[str, Estimate] = field(default_factory=dict, init=False, repr=False, compare=False)
     _launched: dict[str, PassLaunches] = field(default_factory=dict, init=False, repr=False, compare=False)
     _passes: dict[str, ExpectedPass | None] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -123,7 +124,7 @@ class Evaluation:
     def changed(self, setting: Setting, batch: Num | None = None) -> Evaluation:
         """The same request on another setting, or with another batch."""
         batch = self.batch if batch is None else batch
-        return replace(self, setting=setting, batch=batch, given=None, given_bytes=None)
+        return replace(self, setting=setting, batch=batch, given=None, given_bytes=None, given_server=None)
 
     def in_library(self, setting: Setting) -> Evaluation:
         """The same request on `setting`, which differs in its kernel library alone: operators have the same bounds."""
@@ -339,6 +340,8 @@ class Evaluation:
     @cached_property
     def server(self) -> Server | None:
         """The server of an engine that divides memory by its own rules; None without one."""
+        if self.given_bytes is not None:
+            return self.given_server
         return server_of(self.setting) if reserves_memory(self.setting) else None
 
     @property

@@ -16,6 +16,7 @@ from llmviewer._layout import ROOT
 from llmviewer.analyzing.analysis import analyze
 from llmviewer.cli import main
 from llmviewer.errors import InputError
+from llmviewer.reports.phrases import interval
 from llmviewer.reports.timeline import REPORT
 from llmviewer.timelines.against import timeline
 from llmviewer.timelines.kinds import Part, marks_a_layer, mixes, parts_of
@@ -451,7 +452,7 @@ def test_a_large_gap_within_its_interval_is_named_with_it(tmp_path):
     assert part.measured_s - part.expected_s > 0.05 * found.time_s
     assert Part.PRODUCTS not in [step.part for step in found.next_steps]
     said = " ".join(REPORT.text(found).split())
-    ends = f"{seconds(part.expected_low_s)} to {seconds(part.expected_high_s)}; {found.references[Part.PRODUCTS]}"
+    ends = f"{interval(part.expected_low_s, part.expected_high_s)}; {found.references[Part.PRODUCTS]}"
     more = f"{seconds(part.measured_s - part.expected_s)} more"
     assert (
         f"within the interval: matrix products {part.measured_s / part.expected_s:.2g}x expected, {more} ({ends})"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from functools import cache
+from functools import cache, wraps
 from math import inf
 from pathlib import Path
 from types import NoneType
-from typing import Any, Final, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Final, ParamSpec, TypeVar, cast, get_args, get_origin, get_type_hints
+from warnings import warn
 
 import numpy as np
 
@@ -34,6 +35,8 @@ _WORDS: Final[Mapping[object, str]] = {
 _MAX_SHOWN_CHARS: Final = 100  # characters of a value in an error
 _E = TypeVar("_E", bound=StrEnum)
 _O = TypeVar("_O", bound=Mapping[str, object])
+_R = TypeVar("_R")
+_P = ParamSpec("_P")
 
 
 @cache
@@ -41,6 +44,30 @@ def _hints() -> dict[str, Any]:
     """Types of the options of a setting, by name."""
     named = (Hardware, HostPlacement, Layout, Mapping, Offload, Path, Profile, Technique)
     return get_type_hints(SettingOptions, localns={kind.__name__: kind for kind in named})
+
+
+def renamed_arguments(**names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """A decorator for functions whose arguments are also accepted under their names of the last release.
+
+    names  new names by old name
+
+    The function raises TypeError for an argument under both names.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @wraps(function)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            for old in names.keys() & kwargs:
+                new = names[old]
+                if new in kwargs:
+                    raise TypeError(f"{old} is the old name of {new}; give one of them")
+                warn(f"{function.__name__}({old}=) is now {new}=", DeprecationWarning, stacklevel=2)
+                kwargs[new] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
 
 
 def with_defaults(options: _O, kind: type[_O]) -> _O:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field
 from operator import attrgetter
 from typing import Any, NoReturn, TypeVar, dataclass_transform, overload
+from warnings import warn
 
 T = TypeVar("T")
 
@@ -18,6 +19,22 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class _PlainDataclass:
     """Frozen dataclass, the source of `__dataclass_params__` with which dataclasses inherit from `frozen` classes."""
+
+
+class RenamedField:
+    """A field under its name of the last release, with a DeprecationWarning."""
+
+    def __init__(self, new_name: str) -> None:
+        self.new_name = new_name
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, record: object, owner: type) -> Any:
+        if record is None:
+            return self
+        warn(f"{owner.__name__}.{self.name} is now {self.new_name}", DeprecationWarning, stacklevel=2)
+        return getattr(record, self.new_name)
 
 
 @overload

@@ -21,7 +21,7 @@ _TPOT_ROWS: Final = {"mean": "TPOT, mean", "p50": "TPOT, p50", "p99": "TPOT, p99
 
 def title(result: Saturation) -> str:
     """The model and its devices."""
-    return f"{result.setting.model.title} on {laid(result.setting, result.copies)}, maximum throughput"
+    return f"{result.setting.model.title} on {laid(result.setting, result.replicas)}, maximum throughput"
 
 
 def headline(result: Saturation) -> str:
@@ -81,7 +81,7 @@ def tables(result: Saturation) -> list[Table]:
 def _sustained(result: Saturation, run: Sustained) -> Iterator[tuple[str, tuple[Item, Item]]]:
     """Rows of the table: (quantity, (simulated, closed form))."""
     prompt, gen = float(np.mean(result.traffic.prompt)), float(np.mean(result.traffic.gen))
-    max_rate = run.closed.max_rate * result.copies if run.closed else np.nan
+    max_rate = run.closed.max_rate * result.replicas if run.closed else np.nan
     yield "output token throughput (tok/s)", (number_item(run.tokens_per_s), number_item(max_rate * gen))
     yield "input token throughput (tok/s)", (number_item(run.requests_per_s * prompt), number_item(max_rate * prompt))
     yield "request throughput (req/s)", (number_item(run.requests_per_s), number_item(max_rate))

@@ -70,15 +70,15 @@ def title(result: Simulation) -> str:
 
 def devices(result: Simulation) -> str:
     """Devices of all replicas, such as "1 x h100-sxm for prefill and 2 x (4 x h100-sxm, tp=4) for decode"."""
-    decode, *prefill = [laid(setting, copies, counted=result.reads is not None) for setting, copies in result.sides]
+    decode, *prefill = [laid(setting, replicas, counted=result.reads is not None) for setting, replicas in result.sides]
     return f"{prefill[0]} for prefill and {decode} for decode" if prefill else decode
 
 
-def laid(setting: Setting, copies: int, *, counted: bool = False) -> str:
+def laid(setting: Setting, replicas: int, *, counted: bool = False) -> str:
     """Devices of equal replicas, such as "2 x (4 x h100-sxm, tp=4)"; "1 x h100-sxm" for a single one if `counted`."""
     name, layout = setting.hardware.name, setting.layout
     one = f"({layout.devices} x {name}, {layout})" if layout.devices > 1 else name
-    return f"{copies} x {one}" if copies > 1 or counted else one.strip("()")
+    return f"{replicas} x {one}" if replicas > 1 or counted else one.strip("()")
 
 
 def preempted(times: int, usage: Usage) -> list[str]:
@@ -237,21 +237,21 @@ def _quantities(run: Simulation) -> Iterator[tuple[str, tuple[Item, Item]]]:
     yield "mean TTFT", (time_item(float(np.mean(run.ttft_s))), _optional_time(closed.ttft_s if closed else None))
     yield "mean TPOT", (time_item(_mean(run.tpot_s)), _optional_time(closed.tpot_s if closed else None))
     if run.policy.drains:  # the closed form has the batch while one is served
-        running = run.usage.sequence_s / (run.copies * run.span_s)
+        running = run.usage.sequence_s / (run.replicas * run.span_s)
         batch = closed.batch * closed.utilization if closed else None
         yield "mean batch per replica", (number_item(running), _optional_number(batch))
     else:
         decoding = closed.batch if closed else None
         yield "mean decode batch per replica", (number_item(run.decoding), _optional_number(decoding))
-    if run.readers:
+    if run.prefill_replicas:
         yield "prefill replicas busy", (_share(run.reading_utilization), DASH)
     yield from steps(run.traffic, run.usage, run.setting)
     yield (
-        "decode replicas busy" if run.readers else "replicas busy",
+        "decode replicas busy" if run.prefill_replicas else "replicas busy",
         (_share(run.utilization), _share(closed.utilization) if closed else DASH),
     )
     yield "request throughput (req/s)", (number_item(run.requests_per_s), DASH)
-    max_rate = closed.max_rate * run.copies if closed else None
+    max_rate = closed.max_rate * run.replicas if closed else None
     yield "max request throughput (req/s)", (DASH, _optional_number(max_rate))
     yield "output token throughput (tok/s)", (number_item(run.tokens_per_s), DASH)
     yield "tokens/J at TDP", (number_item(run.tokens_per_joule), DASH)
@@ -303,7 +303,9 @@ def _cards(result: Simulation) -> list[Card]:
             about=f"{digits(run.requests_per_s)} req/s" + _drain(run),
         ),
         Card(
-            label=f"{'decode ' if run.readers else ''}replicas busy", value=f"{run.utilization:.0%}", about=_load(run)
+            label="decode replicas busy" if run.prefill_replicas else "replicas busy",
+            value=f"{run.utilization:.0%}",
+            about=_load(run),
         ),
     ]
     if _targets(run):
@@ -325,7 +327,8 @@ def _load(run: Simulation) -> str:
     """The arrival rate and the maximum throughput, or the concurrency."""
     if not run.closed or run.traffic.rate == np.inf:
         return f"of the time; concurrency {run.traffic.in_flight}" if run.traffic.in_flight else "of the time"
-    return f"of the time; {digits(run.traffic.rate)} req/s arrive, max {digits(run.closed.max_rate * run.copies)} req/s"
+    max_rate = digits(run.closed.max_rate * run.replicas)
+    return f"of the time; {digits(run.traffic.rate)} req/s arrive, max {max_rate} req/s"
 
 
 def _pictures(result: Simulation) -> list[list[Picture]]:

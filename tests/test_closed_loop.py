@@ -51,10 +51,10 @@ def test_littles_law(clients):
 
 
 def test_replicas_share_the_clients():
-    both = simulate(MODEL, DEVICE, concurrency=8, requests=80, copies=2, bound=True)
+    both = simulate(MODEL, DEVICE, concurrency=8, requests=80, replicas=2, bound=True)
     one = simulate(MODEL, DEVICE, concurrency=4, requests=40, bound=True)
     assert both.tokens_per_s == pytest.approx(2 * one.tokens_per_s, rel=1e-6)
-    few = simulate(MODEL, DEVICE, concurrency=1, requests=10, copies=4, bound=True)
+    few = simulate(MODEL, DEVICE, concurrency=1, requests=10, replicas=4, bound=True)
     assert few.utilization == pytest.approx(1 / 4, rel=1e-6)
 
 
@@ -180,7 +180,7 @@ def test_one_number_is_a_simulation(capsys):
     (["--concurrency", "8,16", "--rate", "1"], "several values of --concurrency exclude --rate and --arrivals"),
     (["--concurrency", "8", "--rate", "max"], "leave out --concurrency"),
     (["--concurrency", "8", "--requests", "4"], "requests must be at least the concurrency, 8; got 4"),
-    (["--concurrency", "8", "--readers", "1"], "concurrency must be left out with readers"),
+    (["--concurrency", "8", "--prefill-replicas", "1"], "concurrency must be left out with prefill_replicas"),
     (
         ["--concurrency", "200000"],
         "concurrency must be at most 100000 without requests, as each client then sends 10; got 200000",

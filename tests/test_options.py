@@ -17,7 +17,7 @@ import llmviewer
 from llmviewer import InputError, Request, Setting, analyze, sweep
 from llmviewer.analyzing.analysis import largest_request
 from llmviewer.arguments import _hints
-from llmviewer.cli import cli
+from llmviewer.cli import cli, main
 from llmviewer.options import PARAMETERS, LayoutOptions, RequestOptions, SettingOptions, declared
 from llmviewer.parallel.layout import Layout
 from llmviewer.parameters import DEGREES, kind_of
@@ -143,6 +143,26 @@ def test_names_of_the_last_release_work_with_a_warning():
         old = llmviewer.recommend("gpt2", "t4", prompt=64, gen=8, given="eagle", without=("draft", "model"))
     now = llmviewer.advise("gpt2", "t4", prompt=64, gen=8, techniques=["eagle"], without=("draft", "model"))
     assert old.to_dict() == now.to_dict()
+
+
+def test_replicas_go_by_their_names_of_the_last_release_with_a_warning(capsys):
+    asked = {"model": "gpt2", "hardware": "l4", "rate": 1, "requests": 5, "bound": True}
+    now = llmviewer.simulate(**asked, replicas=2, prefill_replicas=1)
+    with pytest.warns(DeprecationWarning, match=r"^simulate\((copies|readers)=\) is now (prefill_)?replicas=$"):
+        old = llmviewer.simulate(**asked, copies=2, readers=1)
+    assert old.to_dict() == now.to_dict()
+    for old_name, value in {"copies": 2, "readers": 1}.items():
+        with pytest.warns(DeprecationWarning, match=rf"^Simulation\.{old_name} is now "):
+            assert getattr(now, old_name) == value == now.inputs[old_name]
+    with pytest.raises(TypeError, match=r"^copies is the old name of replicas; give one of them$"):
+        llmviewer.simulate(**asked, copies=2, replicas=2)
+    command = ["simulate", "gpt2", "l4", "--rate=1", "--requests=5", "--bound", "--format=json"]
+    printed = []
+    for names in (["--replicas", "2", "--prefill-replicas=1"], ["--copies", "2", "--readers=1"]):
+        assert main([*command, *names]) == 0
+        printed.append(capsys.readouterr())
+    assert printed[0].out == printed[1].out
+    assert printed[1].err == "llmviewer: --copies is now --replicas\nllmviewer: --readers is now --prefill-replicas\n"
 
 
 def test_functions_of_requests_over_time_take_a_setting_as_analyze_does():

@@ -251,7 +251,7 @@ def test_simulation_of_the_best_plan_has_its_planned_times(model, options):
     found = plan(model, disaggregated=True, bound=True, **{**asked, "ttft": 0.4, "tpot": 0.05, **options})
     one = found.best_of(disaggregated=True) or next(iter(apart(found)))
     run = simulate(**found.simulation(one), requests=2000)
-    assert (run.devices, run.readers, run.copies) == (one.devices, one.prefill_workers.copies, one.copies)
+    assert (run.devices, run.prefill_replicas, run.replicas) == (one.devices, one.prefill_workers.copies, one.copies)
     assert float(np.mean(run.tpot_s)) == pytest.approx(one.tpot_s, rel=0.02)
     assert float(np.mean(run.ttft_s)) == pytest.approx(one.ttft_s, rel=0.03)
     assert run.reading_utilization == pytest.approx(one.utilization, rel=0.02)

@@ -197,8 +197,8 @@ def test_report_shows_possible_hits_actual_hits_and_evictions(trace, capsys):
     came = f"{document['repeated']:.1%} of the prompt tokens repeat a prefix of an earlier prompt"
     gone = f"{usage['evicted']:,.0f} tokens were evicted for lack of memory."
     assert f"{came}; hit rate {there:.1%}; {gone}" in words
-    pair = simulate(MODEL, DEVICE, arrivals=trace, copies=2, bound=True)
+    pair = simulate(MODEL, DEVICE, arrivals=trace, replicas=2, bound=True)
     assert pair.usage.evicted == 0
     assert pair.usage.there < pair.traffic.repeated
-    apart = simulate(MODEL, DEVICE, arrivals=trace, readers=1, bound=True)
+    apart = simulate(MODEL, DEVICE, arrivals=trace, prefill_replicas=1, bound=True)
     assert apart.usage.evicted == 0

@@ -91,13 +91,13 @@ def test_a_long_run_has_the_same_pace(asked):
 
 @pytest.mark.slow("simulates thousands of requests")
 def test_independent_replicas_and_ranks_multiply_throughput():
-    one, copies, ranks = (max_throughput(MODEL, DEVICE, max_batch=16, bound=True, **how)
-                          for how in ({}, {"copies": 3}, {"layout": "dp=3"}))  # fmt: skip
-    assert copies.bound.tokens_per_s == pytest.approx(3 * one.bound.tokens_per_s)
+    one, replicas, ranks = (max_throughput(MODEL, DEVICE, max_batch=16, bound=True, **how)
+                          for how in ({}, {"replicas": 3}, {"layout": "dp=3"}))  # fmt: skip
+    assert replicas.bound.tokens_per_s == pytest.approx(3 * one.bound.tokens_per_s)
     assert ranks.bound.tokens_per_s == pytest.approx(3 * one.bound.tokens_per_s, rel=1e-3)
-    assert (one.devices, copies.devices, ranks.devices) == (1, 3, 3)
+    assert (one.devices, replicas.devices, ranks.devices) == (1, 3, 3)
     assert ranks.bound.running == pytest.approx(3 * one.bound.running)
-    assert copies.tokens_per_joule(copies.bound) == pytest.approx(one.tokens_per_joule(one.bound))
+    assert replicas.tokens_per_joule(replicas.bound) == pytest.approx(one.tokens_per_joule(one.bound))
 
 
 @pytest.mark.slow("simulates thousands of requests")
@@ -167,7 +167,7 @@ QUEUES = "--rate max queues all requests at the start, on replicas that prefill 
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    (["--readers", "1"], f"{QUEUES}readers"),
+    (["--prefill-replicas", "1"], f"{QUEUES}prefill-replicas"),
     (["--ttft", "1"], f"{QUEUES}ttft"),
     (["--tpot", "1"], f"{QUEUES}tpot"),
     (["--arrivals", "x.csv"], f"{QUEUES}arrivals"),

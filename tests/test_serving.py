@@ -428,7 +428,7 @@ def test_prefill_workers_must_hold_the_weights():
     with pytest.raises(
         InputError, match=r"does not fit rtx-3080: on a device of 10\.7 GB, weights take 16\.1 GB; fits "
     ):
-        simulate("llama-3.1-8b", "h100-sxm", rate=1, readers=1, prefill_hardware="rtx-3080")
+        simulate("llama-3.1-8b", "h100-sxm", rate=1, prefill_replicas=1, prefill_hardware="rtx-3080")
 
 
 def test_a_request_that_does_not_fit_names_the_memory_that_the_engine_uses():
@@ -442,8 +442,8 @@ def test_a_request_that_does_not_fit_names_the_memory_that_the_engine_uses():
 
 def test_replicas_share_the_requests():
     one, two = (
-        simulate("llama-3.1-8b", "h100-sxm", rate=40, requests=600, copies=copies, bound=True, **LENGTHS)
-        for copies in (1, 2)
+        simulate("llama-3.1-8b", "h100-sxm", rate=40, requests=600, replicas=replicas, bound=True, **LENGTHS)
+        for replicas in (1, 2)
     )
     assert two.devices == 2
     assert np.mean(two.tpot_s) < np.mean(one.tpot_s)
@@ -453,8 +453,8 @@ def test_replicas_share_the_requests():
 
 def test_prefill_workers_shorten_the_longest_gap_between_tokens():
     asked = {"rate": 5, "prompt_lengths": "4000", "gen_lengths": "100", "requests": 300, "bound": True}
-    apart = simulate("llama-3.1-8b", "h100-sxm", readers=1, **asked)
-    together = simulate("llama-3.1-8b", "h100-sxm", copies=2, policy="prefill-first", **asked)
+    apart = simulate("llama-3.1-8b", "h100-sxm", prefill_replicas=1, **asked)
+    together = simulate("llama-3.1-8b", "h100-sxm", replicas=2, policy="prefill-first", **asked)
     assert apart.gap_s.max() < together.gap_s.max() / 2
     assert apart.usage.reading_s == apart.usage.mixed_s == 0
     assert apart.reading_utilization > 0.2
@@ -462,12 +462,12 @@ def test_prefill_workers_shorten_the_longest_gap_between_tokens():
     travel = 4000 * 32 * 2 * 8 * 128 * 2 / apart.setting.hardware.fact("scale_out.bandwidth")
     read = float(Steps(apart.reads).prefill_s(4000.0))
     assert apart.ttft_s.min() == pytest.approx(read + travel)
-    overlapped = simulate("llama-3.1-8b", "h100-sxm", readers=1, kv_transfer="overlapped", **asked)
+    overlapped = simulate("llama-3.1-8b", "h100-sxm", prefill_replicas=1, kv_transfer="overlapped", **asked)
     assert overlapped.ttft_s.min() == pytest.approx(max(read, travel))
 
 
 def test_prefill_workers_serve_in_order_one_prompt_each():
-    found = simulate("llama-3.1-8b", "h100-sxm", rate=60, readers=2, prompt_lengths="4000", requests=300)
+    found = simulate("llama-3.1-8b", "h100-sxm", rate=60, prefill_replicas=2, prompt_lengths="4000", requests=300)
     read = float(Steps(found.reads).prefill_s(4000.0))
     assert np.all(np.diff(found.start_s) >= 0)
     assert np.all(found.start_s[2:] - found.start_s[:-2] >= read - 1e-9)
@@ -476,14 +476,14 @@ def test_prefill_workers_serve_in_order_one_prompt_each():
 
 def test_prefill_workers_have_a_layout_of_their_own():
     asked = {"rate": 4, "prompt_lengths": "1000", "requests": 50, "bound": True}
-    run = simulate("llama-3.1-8b", "h100-sxm", readers=2, layout="tp=2", prefill_layout="", **asked)
+    run = simulate("llama-3.1-8b", "h100-sxm", prefill_replicas=2, layout="tp=2", prefill_layout="", **asked)
     assert run.devices == 2 * 1 + 2
     read = float(Steps(Setting.of("llama-3.1-8b", "h100-sxm")).prefill_s(1000.0))
     assert run.ttft_s.min() == pytest.approx(read + 1000 * 131072 / 50e9)
-    with pytest.raises(InputError, match=r"^prefill_layout must be left out without readers"):
+    with pytest.raises(InputError, match=r"^prefill_layout must be left out without prefill_replicas"):
         simulate("llama-3.1-8b", "h100-sxm", prefill_layout="tp=2", **asked)
     with pytest.raises(InputError, match=r"^l4:memory\.bandwidth=2x: l4 must be one of the devices given"):
-        simulate("llama-3.1-8b", "h100-sxm", readers=1, hardware_set=["l4:memory.bandwidth=2x"], **asked)
+        simulate("llama-3.1-8b", "h100-sxm", prefill_replicas=1, hardware_set=["l4:memory.bandwidth=2x"], **asked)
 
 
 # --- lengths and arrivals ---
@@ -660,10 +660,11 @@ def test_cards_label_their_numbers():
     found = simulate("llama-3.1-8b", "h100-sxm", rate=20, requests=300, ttft=0.5)
     run, page = found.likely, REPORT.html(found)
     assert f"median; p99 {seconds(np.percentile(run.ttft_s, 99))}" in page
-    assert f"of the time; {run.traffic.rate:.3g} req/s arrive, max {run.closed.max_rate * run.copies:.3g} req/s" in page
+    max_rate = run.closed.max_rate * run.replicas
+    assert f"of the time; {run.traffic.rate:.3g} req/s arrive, max {max_rate:.3g} req/s" in page
     one = simulate("llama-3.1-8b", "h100-sxm", rate=1, requests=1, gen_lengths="1")
     assert "Llama 3.1 8B on h100-sxm: 1 request" in REPORT.html(one)
-    apart = simulate("llama-3.1-8b", "h100-sxm", rate=5, requests=50, readers=1)
+    apart = simulate("llama-3.1-8b", "h100-sxm", rate=5, requests=50, prefill_replicas=1)
     assert "decode replicas busy" in REPORT.html(apart)
 
 
@@ -751,9 +752,9 @@ BAD = [
     (["--rate", "1", "--gen-lengths", "lognormal:mean=512,p50=600"], "p50 must be below the mean"),
     (["--rate", "1", "--max-batch", "0"], "--max-batch must be a whole number of at least 1; got 0"),
     (["--rate", "1", "--requests", "2000000"], "requests must be at most 1000000; got 2000000"),
-    (["--rate", "1", "--prefill-hardware", "l4"], "--prefill-hardware must be left out without readers"),
-    (["--rate", "1", "--kv-transfer", "after"], "--kv-transfer must be left out without readers"),
-    (["--rate", "1", "--readers", "1", "--policy", "fcfs"], "policy must be left out with readers"),
+    (["--rate", "1", "--prefill-hardware", "l4"], "--prefill-hardware must be left out without prefill_replicas"),
+    (["--rate", "1", "--kv-transfer", "after"], "--kv-transfer must be left out without prefill_replicas"),
+    (["--rate", "1", "--prefill-replicas", "1", "--policy", "fcfs"], "policy must be left out with prefill_replicas"),
     (["--arrivals", "x.csv", "--gen-lengths", "9"], "--gen-lengths must be left out with arrivals"),
     (["--rate", "1", "--ttft", "0"], "must be a positive time: seconds, such as 0.5"),
     (["--rate", "1", "--depreciation", "-1"], "--depreciation must be a positive number; got -1"),
@@ -947,12 +948,12 @@ def test_an_engine_holds_prompts_back_for_ranks_that_wait():
 def test_independent_ranks_equal_replicas():
     asked = {"rate": 12, "requests": 400, "seed": 3, "bound": True, **LENGTHS}
     ranks = simulate("llama-3.1-8b", "h100-sxm", layout="dp=2", **asked)
-    copies = simulate("llama-3.1-8b", "h100-sxm", copies=2, **asked)
-    assert np.array_equal(ranks.finish_s, copies.finish_s)
-    assert ranks.utilization == pytest.approx(copies.utilization)
-    assert (ranks.copies, ranks.devices, copies.devices) == (1, 2, 2)
-    assert ranks.closed.max_rate == pytest.approx(2 * copies.closed.max_rate)
-    assert ranks.closed.ttft_s == pytest.approx(copies.closed.ttft_s)
+    replicas = simulate("llama-3.1-8b", "h100-sxm", replicas=2, **asked)
+    assert np.array_equal(ranks.finish_s, replicas.finish_s)
+    assert ranks.utilization == pytest.approx(replicas.utilization)
+    assert (ranks.replicas, ranks.devices, replicas.devices) == (1, 2, 2)
+    assert ranks.closed.max_rate == pytest.approx(2 * replicas.closed.max_rate)
+    assert ranks.closed.ttft_s == pytest.approx(replicas.closed.ttft_s)
 
 
 def test_a_request_alone_passes_all_stages_one_after_another():
@@ -995,22 +996,24 @@ def test_caches_fill_the_memory_of_the_fullest_stage():
 
 def test_prefill_workers_with_synchronized_ranks_are_refused():
     with pytest.raises(InputError, match="prefill replicas must not have ranks that wait for each other"):
-        simulate("deepseek-v3", "h200-sxm", rate=1, layout="dp=8 ep=8", readers=1)
-    staged = simulate("llama-3.1-70b", "h100-sxm", rate=4, requests=100, layout="tp=2 pp=2", readers=1, bound=True)
+        simulate("deepseek-v3", "h200-sxm", rate=1, layout="dp=8 ep=8", prefill_replicas=1)
+    staged = simulate(
+        "llama-3.1-70b", "h100-sxm", rate=4, requests=100, layout="tp=2 pp=2", prefill_replicas=1, bound=True
+    )
     assert staged.reading_utilization < 1
 
 
 def test_independent_ranks_of_prefill_workers_count_as_workers():
     how = {"rate": 60, "prompt_lengths": "4000", "requests": 300, "bound": True}
-    ranks = simulate("llama-3.1-8b", "h100-sxm", layout="dp=2", readers=2, copies=2, **how)
-    alone = simulate("llama-3.1-8b", "h100-sxm", readers=4, copies=4, **how)
+    ranks = simulate("llama-3.1-8b", "h100-sxm", layout="dp=2", prefill_replicas=2, replicas=2, **how)
+    alone = simulate("llama-3.1-8b", "h100-sxm", prefill_replicas=4, replicas=4, **how)
     assert ranks.devices == alone.devices == 8
     assert ranks.start_s.tolist() == alone.start_s.tolist()
     assert ranks.reading_utilization == alone.reading_utilization
 
 
 def test_prefill_workers_are_busy_until_the_last_prefill():
-    found = simulate("llama-3.1-8b", "h100-sxm", rate=1e6, readers=1, prompt_lengths="4000", requests=2)
+    found = simulate("llama-3.1-8b", "h100-sxm", rate=1e6, prefill_replicas=1, prompt_lengths="4000", requests=2)
     assert found.reading_utilization == pytest.approx(1, abs=1e-3)
 
 
@@ -1109,11 +1112,11 @@ def test_rates_have_no_exponent(capsys):
     assert "e+" not in said
 
 
-@pytest.mark.parametrize(("bound", "copies"), [(True, 1), (False, 2)])
-def test_progress_counts_finished_requests_up_to_all(bound, copies):
+@pytest.mark.parametrize(("bound", "replicas"), [(True, 1), (False, 2)])
+def test_progress_counts_finished_requests_up_to_all(bound, replicas):
     told = []
     simulate(
-        "llama-68m", "h100-sxm", rate=50, prompt_lengths=64, gen_lengths=8, requests=40, copies=copies, bound=bound,
+        "llama-68m", "h100-sxm", rate=50, prompt_lengths=64, gen_lengths=8, requests=40, replicas=replicas, bound=bound,
         progress=lambda done, requests: told.append((done, requests)),
     )  # fmt: skip
     every = 40 if bound else 80

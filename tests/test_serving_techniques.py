@@ -287,7 +287,7 @@ def test_request_files_give_cached_tokens_per_prompt(tmp_path):
         read = Workload((Spans(batch=1, q_len=new, kv_len=prompt),))
         assert found.ttft_s[request] == pytest.approx(float(plan.time_s(read)))
     assert found.usage.known == 899
-    apart = simulate(MODEL, DEVICE, arrivals=path, readers=1, bound=True)
+    apart = simulate(MODEL, DEVICE, arrivals=path, prefill_replicas=1, bound=True)
     assert apart.ttft_s[0] < 0.6 * apart.ttft_s[1]
 
 
@@ -348,7 +348,7 @@ def test_only_uncached_tokens_are_transferred_to_decode_workers():
         "common": ["prefix-cache:hit=0.5"],
         "own": ["prefix-cache:common=false"],
     }.items():
-        found = simulate(MODEL, DEVICE, rate=1, requests=20, readers=1, techniques=techniques, bound=True)
+        found = simulate(MODEL, DEVICE, rate=1, requests=20, prefill_replicas=1, techniques=techniques, bound=True)
         read = Workload((Spans(batch=1, q_len=512 if techniques else 1024, kv_len=1024),))
         times[name] = float(np.min(found.ttft_s)) - float(found.reads.plan.time_s(read))
     assert times["common"] == pytest.approx(times["bare"] / 2, rel=1e-6)

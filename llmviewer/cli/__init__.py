@@ -51,6 +51,7 @@ _MATRIX_COMMANDS = {
     "calibrate",
     "measure",
 }  # commands with matrix products; in others, numpy's threads only spin at start-up
+_RENAMED_OPTIONS = {"--copies": "--replicas", "--readers": "--prefill-replicas"}  # until the next release
 _SUBJECT_OPTIONS = ("--model", "--hardware")  # options that are positional arguments of other commands
 _ARITHMETIC = "llmviewer|numpy"  # modules whose warnings concern arithmetic
 _SUBJECTS = {"--device": "hardware", "--gpu": "hardware", "--hardware": "hardware", "--model": "model"}
@@ -203,8 +204,24 @@ class _Commands(click.Group):
             )
         name, command, rest = super().resolve_command(ctx, args)
         if command:
+            rest = _with_new_names(command, rest)
             _check(command, click.Context(command, info_name=name, parent=ctx), rest)
         return name, command, rest
+
+
+def _with_new_names(command: click.Command, arguments: list[str]) -> list[str]:
+    """Replaces options under their names of the last release, and says so on stderr."""
+    options = {option for parameter in command.params for option in parameter.opts}
+
+    def with_new_name(argument: str) -> str:
+        name, equals, value = argument.partition("=")
+        new_name = _RENAMED_OPTIONS.get(name)
+        if new_name not in options:
+            return argument
+        click.echo(f"llmviewer: {name} is now {new_name}", err=True)
+        return f"{new_name}{equals}{value}"
+
+    return list(map(with_new_name, arguments))
 
 
 def _check(command: click.Command, context: click.Context, arguments: list[str]) -> None:

@@ -17,7 +17,7 @@ from .comparing import hardware_option, named
 from .progress import with_progress, with_progress_bar
 
 _QUEUE_DEFAULTS: Final = {  # defaults of options about arrivals, latency targets and separate prefill
-    "arrivals": None, "concurrency": None, "client": None, "readers": 0, "prefill_hardware": None,
+    "arrivals": None, "concurrency": None, "client": None, "prefill_replicas": 0, "prefill_hardware": None,
     "prefill_layout": None, "kv_transfer": None, "kv_link": None, "ttft": inf, "tpot": inf,
 }  # fmt: skip
 
@@ -107,9 +107,9 @@ def _in_flight(_: click.Context, parameter: click.Parameter, value: str | None) 
     "--rate max as many as fit, up to the engine's, or 2048.",
 )
 @shared.number("--block", "Tokens per KV block. Default: the engine's, or 16.")
-@shared.number("--copies", "Replicas of the model; requests are assigned round-robin.", default=1)
+@shared.number("--replicas", "Replicas of the model; requests are assigned round-robin.", default=1)
 @click.option(
-    "--readers",
+    "--prefill-replicas",
     type=shared.WHOLE_NUMBER,
     default=0,
     help="Additional replicas for prefill only (disaggregation); the others then only decode.",

@@ -16,7 +16,7 @@ from ..analyzing.costs import per_dollar, per_joule
 from ..analyzing.facts import finite
 from ..devices.hardware import Hardware
 from ..errors import InputError
-from ..records import frozen
+from ..records import RenamedField, frozen
 from ..rows import Rows
 from ..setting import Setting
 from ..units import seconds, significant, time_s
@@ -122,14 +122,13 @@ class Simulation(Rows):
 
     expected  the same requests with steps at their expected times; None if there are none, for the reason `unknown`,
               and in the expected simulation itself
-    setting   one copy of the model; one that decodes, if prefills run on separate copies
-    reads     one copy that runs prefills, if these are separate
-    readers   number of separate copies for prefills
-    copies    number of other copies
-    servers   ranks of all copies that take steps independently of each other
+    setting   one replica; one that decodes, if prefills run on separate replicas
+    reads     one replica that runs prefills, if these are separate
+    replicas  number of replicas, without the `prefill_replicas` for prefills alone
+    servers   ranks of all replicas that take steps independently of each other
     client    name of the benchmark client whose requests these are, in a closed loop; "" if none was named
-    closed    closed-form means for one copy; None with separate prefill copies, or if ranks wait for each other
-    reading_utilization  share of the time until the last prefill ends in which a prefill copy is busy
+    closed    closed-form means for one replica; None with separate prefill replicas, or if ranks wait for each other
+    reading_utilization  share of the time until the last prefill ends in which a prefill replica is busy
     """
 
     report: ClassVar = "serving"
@@ -137,7 +136,7 @@ class Simulation(Rows):
     setting: Setting = field(repr=False)
     traffic: Traffic = field(repr=False)
     policy: Policy
-    copies: int
+    replicas: int
     servers: int
     max_batch: int
     block: int
@@ -155,8 +154,11 @@ class Simulation(Rows):
     expected: Simulation | None = None
     unknown: str = ""
     reads: Setting | None = field(default=None, repr=False)
-    readers: int = 0
+    prefill_replicas: int = 0
     reading_utilization: float = 0.0
+
+    copies = RenamedField("replicas")
+    readers = RenamedField("prefill_replicas")
 
     @property
     def likely(self) -> Simulation:
@@ -197,8 +199,8 @@ class Simulation(Rows):
 
     @property
     def decoding(self) -> float:
-        """Mean decode batch of a copy, by Little's law."""
-        return float(np.sum(self.finish_s - self.first_s)) / (self.copies * self.span_s)
+        """Mean decode batch of a replica, by Little's law."""
+        return float(np.sum(self.finish_s - self.first_s)) / (self.replicas * self.span_s)
 
     @property
     def drained(self) -> float:
@@ -227,14 +229,14 @@ class Simulation(Rows):
 
     @property
     def utilization(self) -> float:
-        """Fraction of the time in which a copy works; a decode copy, if prefills run on separate copies."""
+        """Fraction of the time in which a replica works; a decode replica, if prefills run on separate replicas."""
         return self.usage.busy_s / (self.servers * self.span_s)
 
     @property
     def sides(self) -> tuple[tuple[Setting, int], ...]:
-        """Settings, with the number of copies of each."""
-        others = ((self.reads, self.readers),) if self.reads else ()
-        return ((self.setting, self.copies), *others)
+        """Settings, with the number of replicas of each."""
+        others = ((self.reads, self.prefill_replicas),) if self.reads else ()
+        return ((self.setting, self.replicas), *others)
 
     @property
     def _devices(self) -> tuple[tuple[Hardware, int], ...]:
@@ -276,14 +278,14 @@ class Simulation(Rows):
         blocked_by_memory, blocked_by_limit, mixed = usage.full_s / busy, usage.crowded_s / busy, usage.mixed_s / busy
         if self.reads and self.reading_utilization > max(self.utilization, 1 - _NOTABLE_SHARE):
             yield f"Prefill replicas (busy {self.reading_utilization:.0%} of the time)."
-        if self.closed and self.closed.max_rate <= self.traffic.rate / self.copies < inf:
+        if self.closed and self.closed.max_rate <= self.traffic.rate / self.replicas < inf:
             cause = (
                 f", with KV memory for {self.closed.max_batch} sequences on average"
                 if blocked_by_memory > _NOTABLE_SHARE
                 else ""
             )
             yield (
-                f"Overload ({significant(self.traffic.rate / self.copies)} req/s arrive per replica, which sustains "
+                f"Overload ({significant(self.traffic.rate / self.replicas)} req/s arrive per replica, which sustains "
                 f"{significant(self.closed.max_rate)} req/s{cause}; the queue grows until arrivals end)."
             )
         ranks, prefilling = self.setting.layout.waiting_ranks, mixed + usage.reading_s / busy
@@ -312,7 +314,8 @@ class Simulation(Rows):
             "techniques": list(map(str, self.setting.techniques)), "policy": str(self.policy),
             "library": kernels.library if kernels and self.expected else None,
             "engine": self.setting.engine.name if self.setting.engine else None,
-            "copies": self.copies, "readers": self.readers,
+            "replicas": self.replicas, "prefill_replicas": self.prefill_replicas, "copies": self.replicas,
+            "readers": self.prefill_replicas,
             "prefill_hardware": self.reads.hardware.name if self.reads else None,
             "max_batch": self.max_batch, "block": self.block, "seed": self.seed, "requests": len(self.traffic),
             "empty_requests": self.traffic.empty,
@@ -350,8 +353,8 @@ class Simulation(Rows):
             "good": self.good,
             "goodput_requests_per_s": self.good * self.requests_per_s,
             "utilization": self.utilization,
-            "reading_utilization": self.reading_utilization if self.readers else None,
-            "mean_running": self.usage.sequence_s / (self.copies * self.span_s),
+            "reading_utilization": self.reading_utilization if self.prefill_replicas else None,
+            "mean_running": self.usage.sequence_s / (self.replicas * self.span_s),
             "mean_decoding": self.decoding,
             "preemptions": self.preemptions,
             "usage": asdict(self.usage),

@@ -33,8 +33,8 @@ class Prefilled:
     utilization: float
 
 
-def prefill(steps: Steps, traffic: Traffic, *, copies: int, transfer_s: Times, overlapped: bool) -> Prefilled:
-    """Simulates prefills in the order of arrival, one at a time on each rank or pipeline stage of `copies` replicas.
+def prefill(steps: Steps, traffic: Traffic, *, replicas: int, transfer_s: Times, overlapped: bool) -> Prefilled:
+    """Simulates prefills in the order of arrival, one at a time on each rank or pipeline stage of `replicas`.
 
     transfer_s  time to send the KV cache of each prompt, after its prefill or, if `overlapped`, during it [s]
 
@@ -44,7 +44,7 @@ def prefill(steps: Steps, traffic: Traffic, *, copies: int, transfer_s: Times, o
         layout = steps.setting.layout
         raise InputError(
             f"prefill replicas must not have ranks that wait for each other, as the {steps.ranks} of {layout} do; use "
-            "tp, or leave out readers"
+            "tp, or leave out prefill_replicas"
         )
     longest = int(np.max(traffic.prompt))
     steps.check_fits(longest, longest, float(steps.cache_bytes(float(longest))))
@@ -53,8 +53,8 @@ def prefill(steps: Steps, traffic: Traffic, *, copies: int, transfer_s: Times, o
         np.broadcast_to(np.asarray(each, dtype=float), shapes.shape[1:])[place]
         for each in steps.prefill_and_interval_s(*shapes.astype(float))
     )
-    readers = copies * steps.rank_sets
-    free = [0.0] * readers
+    workers = replicas * steps.rank_sets
+    free = [0.0] * workers
     start = np.empty(len(traffic))
     for request, (arrival, time_s) in enumerate(zip(traffic.arrival_s.tolist(), interval_s.tolist(), strict=True)):
         begin = max(arrival, heapq.heappop(free))
@@ -62,7 +62,7 @@ def prefill(steps: Steps, traffic: Traffic, *, copies: int, transfer_s: Times, o
         start[request] = begin
     ready = start + (np.maximum(prefill_s, transfer_s) if overlapped else prefill_s + transfer_s)
     span = float(np.max(start + prefill_s) - traffic.arrival_s[0])
-    return Prefilled(start_s=start, ready_s=ready, utilization=float(np.sum(interval_s)) / (readers * span))
+    return Prefilled(start_s=start, ready_s=ready, utilization=float(np.sum(interval_s)) / (workers * span))
 
 
 def transfer_s(reads: Setting, writes: Setting, traffic: Traffic, link: KvLink) -> Times:

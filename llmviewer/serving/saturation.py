@@ -18,7 +18,7 @@ from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..model import Model
 from ..options import ServedOptions, document_options
-from ..records import frozen
+from ..records import RenamedField, frozen
 from ..rows import Rows
 from ..setting import Setting, setting_of, whole_number
 from .lengths import Lengths, Tokens
@@ -45,15 +45,15 @@ _PREFILL_BOUND_SHARE: Final = 0.5  # share of running sequences that decode, bel
 
 @frozen(kw_only=True)
 class Sustained:
-    """Sustained throughput of all copies together.
+    """Sustained throughput of all replicas together.
 
-    policy    scheduling policy of each copy
+    policy    scheduling policy of each replica
     capped    whether concurrent sequences are limited by max_batch, not by memory
-    running   mean sequences in progress per copy; `decoding`: those that decode, by Little's law
+    running   mean sequences in progress per replica; `decoding`: those that decode, by Little's law
     halved    throughput with half as many concurrent sequences over this one, in closed form
     span_s    measured time span of one server, without the steps in which it fills or drains
     ranks     ranks that wait for each other in every step
-    closed    closed form of one copy; None if ranks wait for each other
+    closed    closed form of one replica; None if ranks wait for each other
     """
 
     policy: Policy
@@ -124,10 +124,10 @@ class Sustained:
 
 @frozen(kw_only=True, repr=False)
 class Saturation(Rows):
-    """Maximum throughput of copies: at the bound, and as expected if expected times are known.
+    """Maximum throughput of replicas: at the bound, and as expected if expected times are known.
 
     searched  whether the policy was searched, as none was given
-    traffic   requests of one server (a copy, or a rank that takes steps independently), which stands for all
+    traffic   requests of one server (a replica, or a rank that takes steps independently), which stands for all
     unknown   why there are no expected times; "" if there are, or if only bounds were requested
     """
 
@@ -136,7 +136,7 @@ class Saturation(Rows):
     setting: Setting = field(repr=False)
     policy: Policy
     searched: bool
-    copies: int
+    replicas: int
     max_batch: int
     block: int
     seed: int
@@ -146,6 +146,8 @@ class Saturation(Rows):
     expected: Sustained | None
     unknown: str
 
+    copies = RenamedField("replicas")
+
     @property
     def likely(self) -> Sustained:
         """Expected throughput, or that at the bound if unknown."""
@@ -153,7 +155,7 @@ class Saturation(Rows):
 
     @property
     def devices(self) -> int:
-        return self.setting.layout.devices * self.copies
+        return self.setting.layout.devices * self.replicas
 
     def tokens_per_joule(self, run: Sustained) -> float:
         """Output tokens per joule at the TDP of all devices; nan if unknown. [1/J]"""
@@ -171,7 +173,8 @@ class Saturation(Rows):
             "rate": "max", "quant": str(setting.quantization), "layout": str(setting.layout),
             "techniques": list(map(str, setting.techniques)), "policy": str(self.policy),
             "library": setting.kernels.library if setting.kernels and self.expected else None,
-            "engine": setting.engine.name if setting.engine else None, "copies": self.copies,
+            "engine": setting.engine.name if setting.engine else None, "replicas": self.replicas,
+            "copies": self.replicas,
             "max_batch": self.max_batch, "block": self.block, "seed": self.seed, "requests": len(self.traffic),
             "mean_prompt": float(np.mean(self.traffic.prompt)), "mean_gen": float(np.mean(self.traffic.gen)),
             "years": self.years,
@@ -209,6 +212,7 @@ class Saturation(Rows):
         }  # fmt: skip
 
 
+@arguments.renamed_arguments(copies="replicas")
 @document_options(ServedOptions)
 def max_throughput(
     model: str | Model | Setting,
@@ -221,17 +225,17 @@ def max_throughput(
     seed: int = 0,
     max_batch: int | None = None,
     block: int | None = None,
-    copies: int = 1,
+    replicas: int = 1,
     years: float | None = None,
     progress: Callable[[int, int], object] = lambda finished, requests: None,
     **options: Unpack[ServedOptions],
 ) -> Saturation:
-    """Simulates the maximum throughput of `copies` of a model, with all requests queued at the start.
+    """Simulates the maximum throughput of `replicas` of a model, with all requests queued at the start.
 
     The throughput is measured from when the requests admitted first have finished until the queue is empty.
 
     policy     None: that of the engine; without an engine, chunks of the size with the highest throughput
-    requests   requests per copy; None: at least six times the concurrent sequences, and at least 1000
+    requests   requests per replica; None: at least six times the concurrent sequences, and at least 1000
     max_batch  most concurrent sequences; None: as many as fit the memory, up to the limit of the engine, or 2048
     progress   called with the number of finished requests, and of all; they are served twice unless `bound`
     The other arguments and the options are as in simulate(); a Setting may replace model, hardware and options.
@@ -241,7 +245,7 @@ def max_throughput(
     arguments.check_positive(years=years)
     arguments.check_options(options, ServedOptions)
     max_batch = None if max_batch is None else whole_number("max_batch", max_batch)
-    copies, seed = whole_number("copies", copies), whole_number("seed", seed, least=0)
+    replicas, seed = whole_number("replicas", replicas), whole_number("seed", seed, least=0)
     setting = setting_of(model, hardware, **options)
     bound = setting.bound
     search_policy = policy is None and setting.engine is None
@@ -271,11 +275,11 @@ def max_throughput(
         progress=progress,
     )
     bounds, *expected = (
-        _sustained(run, span, traffic, parsed_policy, max_batch=running_limit, copies=copies, capped=capped)
+        _sustained(run, span, traffic, parsed_policy, max_batch=running_limit, replicas=replicas, capped=capped)
         for run, span in zip(runs, spans, strict=True)
     )
     return Saturation(
-        setting=setting, policy=parsed_policy, searched=search_policy, copies=copies, max_batch=running_limit,
+        setting=setting, policy=parsed_policy, searched=search_policy, replicas=replicas, max_batch=running_limit,
         block=block, seed=seed, traffic=traffic, years=years, bound=bounds, expected=expected[0] if expected else None,
         unknown=unknown,
     )  # fmt: skip
@@ -393,7 +397,7 @@ def _sequences_that_fit(steps: Steps, traffic: Traffic, policy: Policy, block: i
 
 
 def _sustained(
-    steps: Steps, span: Span, traffic: Traffic, policy: Policy, *, max_batch: int, copies: int, capped: bool
+    steps: Steps, span: Span, traffic: Traffic, policy: Policy, *, max_batch: int, replicas: int, capped: bool
 ) -> Sustained:
     """Throughput from the time of prefill and mixed steps per prompt, and of decode steps per output.
 
@@ -407,7 +411,7 @@ def _sustained(
     )
     requests = steps.rank_sets / ((usage.reading_s + usage.mixed_s) / span.begun + usage.decoding_s / answers)
     return Sustained(
-        policy=policy, capped=capped, tokens_per_s=copies * requests * gen, requests_per_s=copies * requests,
+        policy=policy, capped=capped, tokens_per_s=replicas * requests * gen, requests_per_s=replicas * requests,
         running=steps.rank_sets * span.usage.sequence_s / busy, decoding=requests * span.decoding_s,
         halved=half.max_rate / closed.max_rate, span_s=busy, span=span, ranks=steps.ranks,
         closed=closed if steps.ranks == 1 else None,

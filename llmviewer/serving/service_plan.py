@@ -194,7 +194,7 @@ class ServicePlan(Rows):
             device_arguments = {"prefill_hardware": workers.hardware.name, "hardware_set": changes}
         layout = str(workers.layout) if workers.layout.devices > 1 else "tp=1"
         return {
-            "rate": self.rate, "policy": None, "copies": candidate.copies, "readers": workers.copies,
+            "rate": self.rate, "policy": None, "replicas": candidate.copies, "prefill_replicas": workers.copies,
             "prefill_layout": None if workers.layout == candidate.layout else layout,
             "kv_transfer": str(self.kv_transfer) if self.kv_transfer is KvTransfer.OVERLAPPED else None,
             "kv_link": str(self.kv_link) if self.kv_link is KvLink.SCALE_UP else None, **device_arguments,

@@ -44,6 +44,7 @@ _MAX_REQUESTS: Final = 1_000_000
 _MAX_ARRIVAL_SPAN_S: Final = 1e9  # float64 seconds still resolve 0.1 us there
 
 
+@arguments.renamed_arguments(copies="replicas", readers="prefill_replicas")
 @document_options(ServedOptions)
 def simulate(
     model: str | Model | Setting,
@@ -60,8 +61,8 @@ def simulate(
     seed: int = 0,
     max_batch: int | None = None,
     block: int | None = None,
-    copies: int = 1,
-    readers: int = 0,
+    replicas: int = 1,
+    prefill_replicas: int = 0,
     prefill_hardware: str | Hardware | None = None,
     prefill_layout: str | Layout | None = None,
     kv_transfer: str | None = None,
@@ -87,8 +88,8 @@ def simulate(
     requests          number of requests; None: 1000, and at least 10 of each client
     max_batch         maximum running sequences; None: the limit of the engine, else 256, or `concurrency` if larger
     block             tokens per block of the KV cache; None: that of the engine, else 16
-    copies            replicas of the model, each on the devices of `layout`; requests are assigned round-robin
-    readers           additional replicas that run all prefills, on `prefill_hardware` and in `prefill_layout` if given;
+    replicas          replicas of the model, each on the devices of `layout`; requests are assigned round-robin
+    prefill_replicas  additional replicas that run all prefills, on `prefill_hardware` and in `prefill_layout` if given;
                       the others then only decode
     kv_transfer       as in disaggregate(); None: "after"
     kv_link           as in disaggregate(); None: "scale-out"
@@ -108,12 +109,11 @@ def simulate(
         "prefill_hardware": prefill_hardware, "prefill_layout": prefill_layout, "kv_transfer": kv_transfer,
         "kv_link": kv_link,
     }  # fmt: skip
-    _check_readers(readers, prefill_options, policy)
-    readers, seed = whole_number("readers", readers, least=0), whole_number("seed", seed, least=0)
-    if concurrency is not None and readers:
-        raise InputError(
-            "concurrency must be left out with readers (separate prefill replicas), whose closed loop is not simulated"
-        )
+    _check_prefill_replicas(prefill_replicas, prefill_options, policy)
+    prefill_replicas = whole_number("prefill_replicas", prefill_replicas, least=0)
+    seed = whole_number("seed", seed, least=0)
+    if concurrency is not None and prefill_replicas:
+        raise InputError("concurrency must be left out with prefill_replicas, whose closed loop is not simulated")
     if client is not None:
         if concurrency is None:
             raise InputError(f"client must be left out without concurrency, its number of users; got {client!r}")
@@ -140,9 +140,9 @@ def simulate(
         device = loaded(hardware)
         decode_changes, prefill_changes = changes_by_device((hardware, prefill_device), option_values["hardware_set"])
         setting = Setting.of(model, hardware, **options | {"hardware_set": decode_changes})
-        prefill_setting = (
-            Setting.of(model, prefill_device, **options | {"hardware_set": prefill_changes}) if readers else setting
-        )
+        prefill_setting = setting
+        if prefill_replicas:
+            prefill_setting = Setting.of(model, prefill_device, **options | {"hardware_set": prefill_changes})
     _check_hits(setting, traffic)
     bound = setting.bound
     check_server_options(setting.engine, policy, max_batch, int(np.max(traffic.prompt + traffic.gen)))
@@ -150,21 +150,22 @@ def simulate(
     default_max_batch = engine_max_batch or max(DEFAULT_MAX_BATCH, traffic.in_flight or 0)
     run_options: dict[str, Any] = {
         "traffic": traffic.with_acceptance(Steps(setting).acceptance_probabilities, seed),
-        "copies": whole_number("copies", copies), "block": block, "years": years, "seed": None if arrivals else seed,
+        "replicas": whole_number("replicas", replicas), "block": block, "years": years,
+        "seed": None if arrivals else seed,
         "max_batch": whole_number("max_batch", default_max_batch if max_batch is None else max_batch),
         "goals": Goals(ttft_s=ttft, tpot_s=tpot), "client": client or "",
     }  # fmt: skip
-    if readers:
+    if prefill_replicas:
         if prefill_layout is not None:
             prefill_setting = replace(prefill_setting, layout=layout_of({"layout": prefill_layout})).agreed()
         run = partial(
             _simulate_disaggregated, prefill_setting, replace(setting, decodes_only=True), run_options,
-            readers=readers, overlapped=transfer is KvTransfer.OVERLAPPED,
+            prefill_replicas=prefill_replicas, overlapped=transfer is KvTransfer.OVERLAPPED,
             travel_s=transfer_s(prefill_setting, setting, run_options["traffic"], link),
         )  # fmt: skip
     else:
         run = partial(_simulate_colocated, setting, parsed_policy, run_options)
-    unknown = "" if bound else Steps(setting).unknown or (Steps(prefill_setting).unknown if readers else "")
+    unknown = "" if bound else Steps(setting).unknown or (Steps(prefill_setting).unknown if prefill_replicas else "")
     count, num_runs = len(traffic), 1 if bound or unknown else 2
 
     def result(i: int) -> Simulation:
@@ -294,13 +295,13 @@ def check_requests(count: int) -> int:
     return count
 
 
-def _check_readers(readers: int, prefill_options: Mapping[str, object], policy: object) -> None:
+def _check_prefill_replicas(prefill_replicas: int, prefill_options: Mapping[str, object], policy: object) -> None:
     """Raises InputError for arguments that would change nothing."""
     for name, value in prefill_options.items():
-        if not readers and value is not None:
-            raise InputError(f"{name} must be left out without readers, separate replicas for prefill")
-    if readers and policy is not None:
-        raise InputError("policy must be left out with readers: no replica both prefills and decodes")
+        if not prefill_replicas and value is not None:
+            raise InputError(f"{name} must be left out without prefill_replicas")
+    if prefill_replicas and policy is not None:
+        raise InputError("policy must be left out with prefill_replicas: no replica both prefills and decodes")
 
 
 def _simulate_colocated(
@@ -309,7 +310,7 @@ def _simulate_colocated(
     """Simulation of replicas that prefill and decode."""
     steps, traffic = Steps(setting, expected), common["traffic"]
     limits: dict[str, Any] = {"policy": policy, "max_batch": common["max_batch"]}
-    servers, offered = common["copies"] * steps.rank_sets, traffic.rate / common["copies"]
+    servers, offered = common["replicas"] * steps.rank_sets, traffic.rate / common["replicas"]
     served = _serve_replicas(
         steps, traffic, servers, progress, block=common["block"], frontend=steps.frontend, **limits
     )
@@ -331,7 +332,7 @@ def _simulate_disaggregated(
     writes: Setting,
     common: dict[str, Any],
     *,
-    readers: int,
+    prefill_replicas: int,
     travel_s: Times,
     overlapped: bool,
     expected: bool,
@@ -341,17 +342,17 @@ def _simulate_disaggregated(
     traffic: Traffic = common["traffic"]
     policy = POLICIES["prefill-first"]  # of preempted requests, which decode replicas recompute
     reader, writer = (Steps(side, expected) for side in (reads, writes))
-    read = prefill(reader, traffic, copies=readers, transfer_s=travel_s, overlapped=overlapped)
+    read = prefill(reader, traffic, replicas=prefill_replicas, transfer_s=travel_s, overlapped=overlapped)
     order = np.argsort(read.ready_s, kind="stable")
     ready = replace(traffic.only(order), arrival_s=read.ready_s[order], blocks=None)
-    servers = common["copies"] * writer.rank_sets
+    servers = common["replicas"] * writer.rank_sets
     served = _serve_replicas(
         writer, ready, servers, progress, policy=policy, max_batch=common["max_batch"], block=common["block"],
         prefilled=True,
     )  # fmt: skip
     back = np.argsort(order)
     return Simulation(
-        setting=writes, servers=servers, policy=policy, closed=None, reads=reads, readers=readers,
+        setting=writes, servers=servers, policy=policy, closed=None, reads=reads, prefill_replicas=prefill_replicas,
         reading_utilization=read.utilization, start_s=read.start_s, first_s=served.first_s[back],
         finish_s=served.finish_s[back], gap_s=served.gap_s[back],
         preemptions=int(np.sum(served.preempted)), usage=served.usage, **common,
@@ -359,11 +360,11 @@ def _simulate_disaggregated(
 
 
 def _serve_replicas(
-    steps: Steps, traffic: Traffic, copies: int, progress: Callable[[int], object], **options: Any
+    steps: Steps, traffic: Traffic, replicas: int, progress: Callable[[int], object], **options: Any
 ) -> Served:
     """Simulates replicas to which requests are assigned round-robin, and merges their results."""
-    used = min(copies, traffic.in_flight or len(traffic))
-    ids_by_replica = [np.arange(copy, len(traffic), used) for copy in range(used)]
+    used = min(replicas, traffic.in_flight or len(traffic))
+    ids_by_replica = [np.arange(first, len(traffic), used) for first in range(used)]
     first_ids = (0, *accumulate(map(len, ids_by_replica)))
 
     def since(start: int) -> Callable[[int], object]:

@@ -432,6 +432,21 @@ def test_q_s3_12_and_q_s4_06_points_side_by_side():
     assert gains == sorted(gains, reverse=True)
 
 
+def test_q_s4_06_and_q_s3_12_forked_answers_gain_1_4_to_2_times_and_4_with_medusa():
+    """APAR, of its own: 1.4 to 2.0 on average, with forks for a part of the answer as for all of it."""
+    whole, half = (tokens_faster(setting("llama-7b", f"fork:lead={lead}"), gen=512) for lead in (1 / 3, 0.6))
+    assert 1.4 <= half < whole <= 2.0
+    assert tokens_faster(setting("llama-7b", "fork", "medusa"), gen=512) == pytest.approx(4, rel=0.05)
+
+
+def test_q_s4_06_a_graph_of_points_is_slower_than_points_without_one():
+    """SGD ranks quality over speed: the more turns, the slower, until points come one after another."""
+    asked = {"batch": 1, "prompt": 64, "gen": 512}
+    times = [float(setting("llama-7b", f"skeleton:levels={n}").schedule(**asked).latency_s) for n in (1, 2, 4, 8)]
+    assert times == sorted(times)
+    assert times[2] < float(setting("llama-7b").schedule(**asked).latency_s) < times[3]
+
+
 def test_q_s3_11_a_better_draft_is_worth_10_to_45_percent():
     """Acceptance from 0.6 to 0.7, and to 0.8, with five tokens drafted."""
     low, some, much = (

@@ -8,6 +8,7 @@ from dataclasses import astuple, fields, replace
 from functools import cache
 from importlib import import_module
 from itertools import combinations, pairwise
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -697,6 +698,60 @@ def test_a_skeleton_by_hand():
     assert kept[1] == (12 + 4 * (3 + 2)) * TOKEN
 
 
+def test_a_skeleton_graph_by_hand():
+    """Five points in two turns: three, then two that first read an answer of two tokens."""
+    found = setting("skeleton:points=5,outline=2,instruction=3,levels=2").schedule(batch=1, prompt=10, gen=10)
+    plan = setting().plan
+    _, first, points, second, rest = found.rest
+    assert first.time_s == plan.time_s(Workload((Sequences(batch=3, q_len=3, kv_len=15),)))
+    assert points.time_s == pytest.approx(sum(float(plan.time_s(step(n, batch=3))) for n in (16, 17)), rel=1e-12)
+    assert second.time_s == plan.time_s(Workload((Sequences(batch=2, q_len=5, kv_len=17),)))
+    assert rest.time_s == pytest.approx(sum(float(plan.time_s(step(n, batch=2))) for n in (18, 19)), rel=1e-12)
+    several = setting("skeleton:points=8,levels=4").schedule(batch=1, prompt=10, gen=17)
+    assert [float(run.passes) for run in several.rest] == [40, 1, 2, 3, 6]
+    assert "levels must be at most points=8; got 9" in refused("skeleton:levels=9")
+
+
+def test_a_router_reads_the_prompt_and_sends_a_part_of_the_requests():
+    found = setting("skeleton:router=roberta-base,suitable=0.25")
+    asked = {"batch": 2, "prompt": 100, "gen": 65}
+    all_so, none = (setting(*one).schedule(**asked) for one in (("skeleton",), ()))
+    routed = found.schedule(**asked)
+    assert routed.decoding_s == pytest.approx(0.25 * all_so.decoding_s + 0.75 * none.decoding_s, rel=1e-12)
+    router = setting(of="roberta-base").plan.time_s(Workload.prefill(batch=2, prompt=100))
+    assert routed.ttft_s == pytest.approx(none.ttft_s + router, rel=1e-12)
+    weights = [one.footprint.parts(**asked)[0] for one in (found, setting())]
+    assert weights[0] - weights[1] == pytest.approx(2 * load_model("roberta-base").parameters, rel=0.001)
+
+
+def test_forks_by_hand():
+    """Two branches of four tokens: two before the fork, two after it, beside those of the other branch."""
+    found = setting("fork:branches=2,lead=0.5")
+    plan, (run,) = setting().plan, found.schedule(batch=3, prompt=10, gen=9).rest
+    batches = (3, 3, 6, 6, 3, 3)
+    by_hand = sum(float(plan.time_s(step(11 + n, batch=batch))) for n, batch in enumerate(batches))
+    assert run.time_s == pytest.approx(by_hand, rel=1e-12)
+    assert found.footprint.parts(batch=3, prompt=10, gen=8)[1] == 3 * (10 + 6) * TOKEN  # four of the first, two of one
+    assert found.techniques[0].tree.most == 2
+
+
+@given(branches=st.integers(2, 32), lead=st.floats(0.01, 0.99), depth=st.integers(1, 2), tokens=st.integers(1, 900))
+def test_forks_write_the_whole_answer(branches, lead, depth, tokens):
+    found = setting(f"fork:branches={branches},lead={lead},depth={depth}")
+    (run,) = found.schedule(batch=1, prompt=10, gen=tokens + 1).rest
+    assert np.sum(run.workload.sequences()) == pytest.approx(tokens)
+    steps = tokens * (lead + (1 - lead) / branches * (1 if depth == 1 else lead + (1 - lead) / branches))
+    assert run.passes == ceil(steps - 1e-9)
+    assert found.techniques[0].tree.peak <= 1 + 1e-9
+
+
+def test_drafts_of_forked_sequences_have_their_batch():
+    """Three drafts of each step, with as many sequences as the step has."""
+    found = setting("fork:branches=2,lead=0.5", "eagle:gamma=3,tau=1")
+    run = next(run for run in found.schedule(batch=1, prompt=10, gen=9).rest if run.name == "draft layer")
+    assert run.workload.groups[0].batch.tolist() == [1] * 6 + [2] * 6 + [1] * 6
+
+
 # Tokens that skip layers, neurons that are not needed.
 
 
@@ -1383,6 +1438,7 @@ CHANGES = {  # - lowers, = conserves, + raises, ? depends: OPs, weights, activat
     "retrieval": "==== ++++ === -+-",
     "sampling": "+=+= +=+= === =++",
     "self-speculative": "==== ++++ === -+-",
+    "fork": "==== ++++ =-= ---",
     "skeleton": "==== ++++ =+= ?+?",
     "speculative:draft=llama-68m,alpha=0.7": "==== ++++ ++= -+-",
     "block-sparse": "-=++ -=+- =+= =--",

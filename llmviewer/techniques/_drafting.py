@@ -204,7 +204,7 @@ def _merge_equal_passes(run: Run) -> Run:
     The drafts of consecutive steps have nearly the same lengths: gamma times as many passes as lengths.
     """
     group, *others = run.workload.groups
-    if others or np.ndim(group.kv_len) != 1 or np.ndim(run.times) > 1:
+    if others or np.ndim(group.kv_len) != 1 or np.ndim(group.batch) or np.ndim(run.times) > 1:
         return run
     lengths = np.asarray(group.kv_len - np.min(group.kv_len), dtype=np.intp)
     width, width_indices = np.unique(group.q_len, return_inverse=True)

@@ -119,7 +119,8 @@ class Drafter:
             kv_len = np.asarray(s.kv_len, dtype=np.float64)[..., None] + before + widths - 1
             flat = kv_len.reshape(*kv_len.shape[:-2], -1)
             width = self.widths[0] if alike else np.broadcast_to(widths, kv_len.shape).reshape(flat.shape)
-            return replace(s, q_len=width, kv_len=flat, logits=width, images=0)
+            batch = np.repeat(s.batch, len(widths), axis=-1) if np.shape(s.batch)[-1:] > (1,) else s.batch
+            return replace(s, batch=batch, q_len=width, kv_len=flat, logits=width, images=0)
 
         return each(workload, spread)
 

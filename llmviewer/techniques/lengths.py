@@ -19,7 +19,7 @@ from . import technique
 from ._parameters import parameter
 from ._schedule import Run, Schedule, each
 from ._technique import Finding, Kind, Requirement, SettingView, Technique
-from .passes import Skeleton
+from .passes import Parallel
 
 _LengthChange: TypeAlias = Callable[[Spans, int], Spans]
 
@@ -115,7 +115,7 @@ class PromptLengths(Technique):
 
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
         conflicting = next(
-            (other for other in others if other.kind is Kind.INPUT or isinstance(other, Skeleton)),
+            (other for other in others if other.kind is Kind.INPUT or isinstance(other, Parallel)),
             None,
         )
         if conflicting:

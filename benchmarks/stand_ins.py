@@ -17,7 +17,9 @@ Operators of which profiles have no kernel are expected from their memory traffi
 of as many as memory moves in the time of their bound, times the median of measured / expected. FOLDER/linear_attention
 and mhc.parquet have rows of such operators, of aiconfigurator (github.com/ai-dynamo/aiconfigurator, Apache-2.0: gdn,
 kda, mamba2 and mhc_module), with their least bytes and their bound; experts and element-wise operations, each as if it
-were an addition, are the others. The error of all of them but experts is that of kinds without rows.
+were an addition, are the others. The error of all of them but experts is that of kinds without rows. The choice of
+tokens has the factor of a row on each of our cards (reports/measurements), too few for an interval: it has that of all
+kinds, at its own factor and at that of all.
 """
 
 from __future__ import annotations
@@ -73,6 +75,8 @@ FEWER = 10  # of operators without a kernel
 IMPLEMENTATIONS = 6  # from which a class of one data type or kind of attention has an error of its own
 NINTH = 9
 _GROWING = {"gemm": "M", "moe": "tokens", "attention_decode": "kv_len", "attention_prefill": "q_len"}
+MEASUREMENTS = ROOT / "reports" / "measurements"
+_CHOICES = ("argmax", "sample")  # of tokens, each measured at one size
 _KINDS = {"scan": "scan", "conv": "conv", "mhc": "hyper_connection"}  # of operators, by the first word of operations
 Times = tuple[np.ndarray, np.ndarray]  # expected and measured [s]
 _FitFilter = Callable[[KernelFit], bool]
@@ -122,8 +126,9 @@ def section(errors: Mapping[tuple[str, str, str], Error]) -> list[str]:
         "",
         "Operators without any measured kernel are expected from memory traffic alone: as an addition of as many",
         "bytes, or of as many as memory moves in the time of their bound, times a factor: the median of measured /",
-        "expected of kernels of that kind (public rows of scans, convolutions and hyper-connections; experts), or",
-        "else of all kinds.",
+        "expected of kernels of that kind (public rows of scans, convolutions and hyper-connections; experts; our",
+        "kernels that choose tokens), or else of all kinds. The choice of tokens was measured at one size only, on two",
+        "devices, so its interval is that of all kinds, at its factor and at theirs.",
         "",
         "| operator | factor | median error, % | 10 to 90 % | in 80 %, % |",
         "|---|---|---|---|---|",
@@ -136,7 +141,8 @@ def section(errors: Mapping[tuple[str, str, str], Error]) -> list[str]:
 
 def _error_text(error: Error) -> str:
     low, high = error.long
-    return f"{100 * error.median:.0f} | {low:.2f} to {high:.2f} | {100 * error.covered:.0f}"
+    covered = "-" if np.isnan(error.covered) else f"{100 * error.covered:.0f}"
+    return f"{100 * error.median:.0f} | {low:.2f} to {high:.2f} | {covered}"
 
 
 def measured(path: Path) -> Iterator[MeasuredRows]:
@@ -239,7 +245,27 @@ def traffic(folder: Path, experts: Sequence[MeasuredRows]) -> dict[tuple[str, st
         for kind, sampled in times_of_kind.items()
         if kind.partition(" ")[0] in {"experts", *_KINDS.values()}
     }
-    return {("elementwise", NO_KERNEL, kind): scaled(sampled) for kind, sampled in sorted(kinds.items())}
+    errors = {kind: scaled(sampled) for kind, sampled in sorted(kinds.items())}
+    errors |= {kind: _of_few(scaled(sampled), errors["all"]) for kind, sampled in chosen_tokens().items()}
+    return {("elementwise", NO_KERNEL, kind): error for kind, error in errors.items()}
+
+
+def chosen_tokens() -> dict[str, list[Times]]:
+    """The times of additions of as many bytes, and those of kernels that choose tokens, by kernel."""
+    times: dict[str, list[Times]] = defaultdict(list)
+    for path in sorted(MEASUREMENTS.glob("h*/elementwise.parquet")):
+        for rows in read(path).rows:
+            if rows.implementation.kernel in _CHOICES:
+                expected = _added(rows.device, rows.shapes["bytes"], rows.shapes["rows"])
+                times[rows.implementation.kernel].append((expected, rows.measured))
+    return times
+
+
+def _of_few(error: Error, all_kinds: Error) -> Error:
+    """The error of a kind with too few rows for an interval of its own."""
+    ratio = all_kinds.scale / error.scale
+    short, long = ((low * min(ratio, 1), high * max(ratio, 1)) for low, high in (all_kinds.short, all_kinds.long))
+    return replace(error, short=short, long=long, covered=float("nan"))
 
 
 def _moved(rows: MeasuredRows) -> np.ndarray:

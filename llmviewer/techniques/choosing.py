@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import log2
+from typing import Final
 
 from ..devices.hardware import Hardware
 from ..graph import Block, Graph
@@ -19,6 +20,8 @@ from ._technique import Kind, Requirement, SettingView, Technique
 
 _SOFTMAX = 5  # OPs per logit: maximum, subtract, exp, sum, divide
 _DRAW = 2  # running sum, comparison with the random number
+# Kinds of operators by method, as kernels that choose tokens are called where they were measured.
+_KINDS: Final = {"greedy": "argmax", "temperature": "sampling", "top-k": "sample", "top-p": "sample"}
 
 
 @technique("sampling")
@@ -30,7 +33,8 @@ class Sampling(Technique):
     Formula: OPs per logit, of V: 1 (greedy: a comparison); 1 + 5 + 2 (temperature, softmax, draw); with top-k or top-p
     also the log2(V) comparisons of a sort.
     Source: arXiv:1904.09751 (top p).
-    Use when: the cost of sampling matters, which other analyses omit. It is small compared with the head.
+    Use when: the cost of sampling matters, which other analyses omit. At the bound it is
+    small compared with the head; the kernel that was measured for top k and top p takes 60 times as long as its bound.
     Not modeled: synchronization with the host after each token, as in simple programs.
     """
 
@@ -51,9 +55,9 @@ class Sampling(Technique):
             if isinstance(op, LMHead):
                 logits = op.result
                 token = Tensor(name=f"{op.name}_token", width=1, format=FP32, rows=logits.rows)
-                ops = self._ops(logits.width) * logits.width
+                ops, kind = self._ops(logits.width) * logits.width, _KINDS[self.method]
                 operators.append(
-                    Elementwise(name="sample", kind="sampling", inputs=(logits,), outputs=(token,), ops_per_element=ops)
+                    Elementwise(name="sample", kind=kind, inputs=(logits,), outputs=(token,), ops_per_element=ops)
                 )
         return replace(block, operators=tuple(operators))
 

@@ -20,6 +20,7 @@ from ...operators.elementwise import Quantize
 from ...operators.hyper_connections import StreamsIn
 from ...operators.kinds import OperatorGroup, kind_of
 from ...operators.masks import Bidirectional, Causal, Cross
+from ...operators.sampling import Sample
 from ...operators.state_space import CausalConv, Scan
 from ...parallel.overlap import Overlapped
 from ...roofline import OperatorEstimate, Plan
@@ -39,6 +40,7 @@ from ._work import LaunchWork, stream_of
 __all__ = ["AMOUNTS", "STRAIGHT", "KernelSequence", "LibraryKernel", "Sending", "counted", "launches"]
 
 _INDEXER: Final = "no indexer measured: as attention with half of a key as value, or memory traffic only"
+_GREEDY: Final = "argmax"  # name of greedy sampling
 _LEAST_CACHED: Final = 8  # bits of the narrowest measured cache
 _WIDER_CACHE: Final = "as with an 8-bit cache, as no narrower one was measured"
 _FP8_CACHE: Final = "as with an fp8 cache, as no int8 cache was measured"
@@ -165,4 +167,4 @@ def _plain_kernels(op: Operator, work: LaunchWork) -> Iterator[LibraryKernel]:
     elif kind_of(op.kind).group is OperatorGroup.STATE:
         yield from recurrence(op, work)
     else:
-        yield unmeasured(op, work)
+        yield unmeasured(op, work, name=_GREEDY if isinstance(op, Sample) and op.greedy else "")

@@ -4,8 +4,8 @@ S0: "Large Language Model Inference" (2025); S1: "Large Transformer Model Infere
 Optimization of Foundation Models on AI Accelerators" (arXiv:2407.09111); S3: "LLM Inference Unveiled"
 (arXiv:2402.16363); S4: "A Survey on Efficient Inference for Large Language Models" (arXiv:2404.14294).
 
-No test has what the ledger keeps for information alone: S0-08 and S0-10 (numbers of other tables, accuracy), S2-05 and
-S3-14 (no numbers), S3-09 (training), S4-14 (FPGAs), S4-18 (sizes of models for phones).
+Each test asks the product with the parameters that the survey prints, or with those of the work that it quotes. Printed
+digits are the tolerance. Where the product says something else, `differs` asserts by how much.
 """
 
 from __future__ import annotations
@@ -32,26 +32,29 @@ from llmviewer.model_files import load_model
 from llmviewer.operators.base import Tensor
 from llmviewer.operators.collectives import AllToAll, Group
 from llmviewer.parameters import Algorithm
-from llmviewer.precision import NAMED, parse_scheme
+from llmviewer.precision import NAMED
 from llmviewer.reports.evidence import EVIDENCE
 from llmviewer.resource import matrix
+from llmviewer.serving.saturation import max_throughput
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
 from .cases import first_fast
 
-LEDGER = {  # what of it can be tested, by how a claim is checked
+LEDGER = {  # claims by how they are checked; INFO: those without a number of time or memory, or of other tables
     "EXACT": "S0-01 S0-03 S1-02 S1-03 S2-03 S2-04 S3-01 S3-03 S3-04 S3-10 S4-02 S4-03 S4-04",
     "TREND": "S0-02 S0-04 S1-01 S2-07 S3-05 S3-07 S3-08 S3-12 S3-13 S4-05 S4-06 S4-10 S4-12 S4-15 S4-17",
     "PARAM": "S0-05 S0-06 S0-07 S0-09 S1-04 S2-02 S3-02 S3-06 S3-11 S4-07 S4-09 S4-11",
     "CAP": "S2-06 S4-01 S4-05 S4-07 S4-08",
     "BOUND": "S2-01 S4-01 S4-05 S4-13",
     "SIGN": "S4-16",
+    "INFO": "S0-08 S0-10 S2-05 S3-09 S3-14 S4-14 S4-18",
 }
 ELSEWHERE = {
     "S3-01": ("test_survey.py", "test_table_1_of_the_paper"),
     "S3-05": ("test_survey.py", "test_figure_7_decode_time_by_batch"),
 }
+CLAIMS = {claim for claims in LEDGER.values() for claim in claims.split()}
 model = cache(load_model)
 A100 = load_hardware("a100-sxm-80gb")
 A6000 = load_hardware("rtx-a6000")
@@ -81,10 +84,31 @@ def tokens_faster(found, **asked):
     return found.bare().schedule(**asked).tpot_s / found.schedule(**asked).tpot_s
 
 
-def test_every_claim_that_can_be_tested_is():
+def differs(ours, printed, *, by):
+    """Whether ours is that much more than the printed number, to a percent."""
+    return ours / printed - 1 == pytest.approx(by, abs=0.005)
+
+
+def expected_gain(name, *techniques, field="expected_tpot_s", hardware=A100, quant=None, **asked):
+    """How many times as fast as without techniques and as published, as expected of kernels."""
+    with_it, bare = (analyze(model(name), hardware, techniques=some, quant=precision, **asked).generation
+                     for some, precision in ((techniques, quant), ((), None)))  # fmt: skip
+    return getattr(bare, field) / getattr(with_it, field)
+
+
+def attention(heads, head_dim=128, **more):
+    return {"mixer": {"kind": "attention", "num_heads": heads, "head_dim": head_dim, **more}}
+
+
+def ops(graph_of, prompt=1):
+    return float(setting(graph_of).plan.estimate(Workload.prefill(batch=1, prompt=prompt)).sum("ops"))
+
+
+def test_every_claim_has_a_test():
     here = {f"{survey.upper()}-{number}" for name in globals() if name.startswith("test_q_")
             for survey, number in re.findall(r"q_(s\d)_(\d\d)", name)}  # fmt: skip
-    assert {claim for claims in LEDGER.values() for claim in claims.split()} == here | ELSEWHERE.keys()
+    assert len(CLAIMS) == 53
+    assert here | ELSEWHERE.keys() == CLAIMS
     for file, name in ELSEWHERE.values():
         assert f"def {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8")
 
@@ -92,8 +116,7 @@ def test_every_claim_that_can_be_tested_is():
 @pytest.mark.parametrize("one", EVIDENCE, ids=lambda one: f"{one.id} {one.technique}")
 def test_documented_figures_are_within_the_range_of_their_claim(one):
     assert one.possible, one.text
-    known = {f"Q-{claim}" for claims in LEDGER.values() for claim in claims.split()}
-    assert set(one.id.split(", ")) <= known
+    assert set(one.id.split(", ")) <= {f"Q-{claim}" for claim in CLAIMS}
 
 
 # EXACT
@@ -105,8 +128,12 @@ def test_q_s0_01_the_cache_of_512_sequences_is_3_tb(tmp_path):
     assert kv_cache_bytes(large.graph, batch=512, context=2048) == pytest.approx(3.04e12, rel=0.002)
 
 
-def test_q_s0_03_bits_of_types():
-    assert parse_scheme("W8").weight.bits * 4 == NAMED["fp32"].bits == 2 * NAMED["fp16"].bits
+def test_q_s0_03_int8_takes_a_quarter_of_fp32_and_fp16_half():
+    full, half, quarter = (weight_bytes(setting("llama-7b", quant=q).graph) for q in ("fp32", "fp16", "W8A32"))
+    tables = 4 * 2 * 32000 * 4096  # embedding and head, which stay as they are
+    vectors = 4 * (2 * 32 + 1) * 4096  # norms
+    assert half == full / 2
+    assert quarter - tables - vectors == (full - tables - vectors) / 4
 
 
 @pytest.mark.parametrize(
@@ -140,10 +167,14 @@ def test_q_s2_03_grouped_heads_cache_an_eighth():
     assert model("llama-3-70b").kv_bytes_per_token == 327_680 == 2 * 2 * 80 * 64 * 128 / 8
 
 
-def test_q_s2_04_int8_weights_are_a_quarter_of_fp32():
-    full, low = (weight_bytes(setting("bert-base-uncased", quant=q).graph) for q in ("fp32", "W8A32"))
-    matrices = 12 * (4 * 768**2 + 2 * 768 * 3072)
-    assert full - low == pytest.approx(3 * matrices, rel=0.02)
+def test_q_s2_04_int8_weights_are_read_at_most_four_times_as_fast_as_fp32():
+    """The bound is the ratio of bits: a linear gains it but for its activations, a step less by its cache and head."""
+    found, step = [setting("llama-7b", quant=q) for q in ("fp32", "W8A32")], Workload.decode(batch=1, kv_len=1)
+    times = [{row.operator.name: float(row.time_s) for row in one.plan.estimate(step).operators} for one in found]
+    gains = {name: time / times[1][name] for name, time in times[0].items()}
+    assert gains["down_proj"] == pytest.approx(4, rel=0.01)
+    assert max(gains.values()) <= 4
+    assert decode_s(found[0]) / decode_s(found[1]) == pytest.approx(3.40, abs=0.005)
 
 
 def test_q_s3_03_llama_13b_is_26_gb():
@@ -166,22 +197,32 @@ def test_q_s4_02_gpt_3_is_350_gb(tmp_path):
     assert 2 * gpt3.parameters / 1e9 == pytest.approx(350, rel=0.003)
 
 
-def test_q_s4_03_the_share_of_feed_forward_networks_by_the_survey_s_count():
-    """Three tables of embeddings, and as many key heads as others: the real shares are 64.24 % and 81.73 %."""
-    for layers, hidden, inner, printed in ((32, 4096, 11008, 63.01), (80, 8192, 28672, 71.69)):
-        network = 3 * hidden * inner * layers
-        share = network / (network + 4 * hidden**2 * layers + 3 * 32000 * hidden)
-        assert 100 * share == pytest.approx(printed, abs=0.005)
-    for name, real in (("llama-7b", 64.24), ("llama-2-70b", 81.73)):
-        graph = model(name).graph
-        network = sum(b.repeat * op.weight.numel for b, op in graph if op.name in ("gate_proj", "up_proj", "down_proj"))
-        assert 100 * network / graph.parameters == pytest.approx(real, abs=0.005)
+def test_q_s4_03_the_share_of_feed_forward_networks_by_the_survey_s_count(tmp_path):
+    """The survey counts an embedding more, and LLaMA-70B's key heads as query heads; its shares, then the real ones."""
+    large = {"hidden_size": 8192, "num_hidden_layers": 80, "intermediate_size": 28672, "vocab_size": 32000}
+    of_80_layers = described(tmp_path, **large, num_attention_heads=64, num_key_value_heads=64)
+    for one, printed, real in ((model("llama-7b"), 63.01, 64.24), (of_80_layers, 71.69, 71.93)):
+        network, table = _network(one.graph), _table(one.graph)
+        assert 100 * network / (one.parameters + table) == pytest.approx(printed, abs=0.005)
+        assert 100 * network / one.parameters == pytest.approx(real, abs=0.005)
+    assert 100 * _network(model("llama-2-70b").graph) / model("llama-2-70b").parameters == pytest.approx(
+        81.73, abs=0.005
+    )
+
+
+def _table(graph):
+    """Weights of an embedding as large as the head."""
+    return next(op.weight.numel for _, op in graph if op.name == "lm_head")
+
+
+def _network(graph):
+    """Weights of feed-forward networks."""
+    return sum(b.repeat * op.weight.numel for b, op in graph if op.name in ("gate_proj", "up_proj", "down_proj"))
 
 
 def test_q_s3_13_feed_forward_networks_are_60_percent_of_weights():
     graph = model("llama-7b").graph
-    network = sum(b.repeat * op.weight.numel for b, op in graph if op.name in ("gate_proj", "up_proj", "down_proj"))
-    assert network / graph.parameters == pytest.approx(0.642, abs=0.0005)
+    assert differs(_network(graph) / graph.parameters, 0.6, by=0.07)
 
 
 # CAP
@@ -207,11 +248,30 @@ def test_q_s2_06_a_million_tokens_on_one_a100():
     assert not three.fits
 
 
-def test_q_s4_07_fractional_bits_and_65_billion_in_30_gib():
-    assert parse_scheme("W1.08A16").weight.bits == 1.08
-    matrices = weight_bytes(setting("llama-65b", quant="W4A16").graph)
-    assert pytest.approx(30.3, abs=0.05) == 65e9 * 4 / 8 / 2**30
-    assert matrices / 2**30 == pytest.approx(31, rel=0.03)  # embedding and head stay in 16 bits
+def test_q_s4_07_weights_in_1_08_bits_and_caches_in_2_and_4():
+    """BiLLM, KIVI and Atom; KIVI also keeps its last tokens in 16 bits."""
+    tables = 2 * 2 * 32000 * 4096 + 2 * (2 * 32 + 1) * 4096  # in 16 bits
+    whole, binary = (setting("llama-7b", *some) for some in ((), ("quantized:scheme=billm",)))
+    assert weight_bytes(binary.graph) - tables == pytest.approx(1.08 / 16 * (weight_bytes(whole.graph) - tables))
+    cached = [kv_cache_bytes(setting("llama-7b", quant=q).graph, batch=1, context=4096) for q in ("KV16", "KV2", "KV4")]
+    assert [cached[0] / one for one in cached] == [1, 8, 4]
+    atom = setting("llama-7b", "quantized:scheme=atom").graph
+    assert kv_cache_bytes(atom, batch=1, context=4096) == cached[2]
+    kivi, plain = (float(setting("llama-7b", *some).footprint.parts(batch=1, prompt=100_000, gen=1)[1])
+                   for some in (("quantized:scheme=kivi",), ()))  # fmt: skip
+    assert 0.99 * 16 / 3 < plain / kivi < 16 / 3  # 2 bits and two halves for each 32, and the last tokens
+
+
+def test_q_s4_07_and_q_s3_14_65_billion_on_one_gpu():
+    """QLoRA's 30 GB are the matrices in 4 bits, in GiB; constants, adapters, embedding and head make it 36 GB."""
+    matrices = weight_bytes(setting("llama-65b", quant="W4A16").graph) - 2 * 2 * 32000 * 8192
+    assert round(matrices / 2**30) == 30
+    found = analyze(model("llama-65b"), A6000, techniques=["quantized:scheme=qlora"], prompt=512, gen=1).memory
+    assert found.fits  # a GPU of 48 GB
+    assert differs(found.weight_bytes, 30e9, by=0.20)
+    assert not analyze(model("llama-65b"), A6000, prompt=512, gen=1).memory.fits
+    lower = analyze(model("llama-65b"), A6000, techniques=["quantized:scheme=lq-lora"], prompt=512, gen=1).memory
+    assert lower.weight_bytes < found.weight_bytes  # fewer than 4 bits on average
 
 
 def test_q_s4_08_four_million_tokens_take_no_more_cache():
@@ -233,35 +293,55 @@ def test_q_s0_05_pages_of_16_tokens_waste_less_than_one_percent():
 
 
 def test_q_s0_06_a_task_that_knows_its_experts_holds_no_others(tmp_path):
-    """Task MoE: of the experts, k of E are held."""
-    config = {"model_type": "mixtral", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4,
-              "num_attention_heads": 8, "vocab_size": 1000, "num_experts_per_tok": 2}  # fmt: skip
-    whole, task = (described(tmp_path, **config, num_local_experts=experts).graph for experts in (32, 2))
-    experts = 4 * 3 * 1024 * 4096
-    assert whole.parameters - task.parameters == 30 * experts + 4 * 30 * 1024  # and what chooses among them
+    """Task MoE: k of E experts are held, 1.6 % of the decoder, as 2 of 128 are. Peak throughput was 2.6 times."""
+    layer = attention(16, 64) | {"feed_forward": {"kind": "experts", "experts": 128, "chosen": 2, "inner": 4096,
+                                                  "gated": False}}  # fmt: skip
+    network = {"model_type": "described", "vocab_size": 1000, "hidden_size": 1024, "layers": [layer | {"repeat": 12}]}
+    whole = described(tmp_path, **network)
+    task = setting(whole, "structured-pruning:experts=0.015625")
+    experts = [sum(b.repeat * w.numel for b, op in graph for w in op.weights if op.kind == "experts")
+               for graph in (whole.graph, task.graph)]  # fmt: skip
+    assert round(100 * experts[1] / experts[0], 1) == 1.6
+    gains = [decode_s(setting(whole), batch=b) / decode_s(task, batch=b) for b in (1, 16, 256)]
+    assert gains[0] == pytest.approx(1, abs=0.05)  # one sequence reads its two experts either way
+    assert max(gains) > 2.6
 
 
-def test_q_s0_07_experts_in_every_second_layer_halve_what_is_computed(tmp_path):
-    """V-MoE: 32 experts of which a token takes 2, in every second layer, against 2 experts' work in each."""
-    config = {"model_type": "qwen3_moe", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8,
-              "moe_intermediate_size": 4096, "num_experts": 32, "num_experts_per_tok": 2, "num_attention_heads": 8,
-              "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 1000, "norm_topk_prob": True}  # fmt: skip
-    every, second = (described(tmp_path, **config, decoder_sparse_step=step).graph for step in (1, 2))
-    kinds = [[op.kind for op in block.operators] for block in second.blocks if block.layers]
-    assert [len(block.layers) for block in second.blocks if block.layers] == [4, 4]
-    assert ["experts" in kind for kind in kinds] == [False, True]
-    saved = every.active_parameters - second.active_parameters
-    assert saved == 4 * (2 - 1) * 3 * 1024 * 4096 + 4 * 32 * 1024
+def test_q_s0_07_experts_in_every_second_layer_compute_half_as_much(tmp_path):
+    """V-MoE (arXiv:2106.05974): L/16 with 2 of 32 experts in every second layer equals ViT-H/14 at half the compute;
+    the largest, 48 layers of width 1408, has 15 billion parameters.
+    """
+
+    def vision(hidden, layers, inner):
+        dense = attention(16, hidden // 16) | {"feed_forward": {"kind": "mlp", "inner": inner, "act": "gelu"}}
+        sparse = dense | {"feed_forward": {"kind": "experts", "experts": 32, "chosen": 2, "inner": inner,
+                                           "gated": False}}  # fmt: skip
+        return described(tmp_path, model_type="described", vocab_size=1000, hidden_size=hidden,
+                         layers=[dense, sparse] * (layers // 2))  # fmt: skip
+
+    patches, fewer = (224 // 14) ** 2 + 1, (224 // 16) ** 2 + 1
+    dense = analyze(model("vit-huge"), A100, prompt=patches).phases.prefill.total.ops
+    halved = ops(vision(1024, 24, 4096), fewer) / dense
+    assert round(halved, 1) == 0.5
+    assert round(vision(1408, 48, 6400).parameters / 1e9) == 15
 
 
-def test_q_s2_02_a_chunk_with_decode_steps_gains_throughput():
-    """1.33 times was measured: no less than nothing, no more than the smaller of both costs nothing."""
-    plan = setting("llama-2-7b").plan
-    for batch, chunk in ((8, 256), (32, 256), (64, 512)):
-        parts = Workload.chunk(batch=1, chunk=chunk, past=0), Workload.decode(batch=batch, kv_len=1024)
-        apart, both = sum(float(plan.time_s(part)) for part in parts), float(plan.time_s(parts[0] + parts[1]))
-        assert 1 <= apart / both <= 2
-        assert both >= max(float(plan.time_s(part)) for part in parts)
+@pytest.mark.slow("serves saturated loads")
+def test_q_s2_02_chunked_prefill_gains_up_to_a_third():
+    """Sarathi (arXiv:2308.16369): LLaMA-13B on an A6000, chunks of 256, 6 sequences of 1024 tokens. The gain peaks
+    where a prompt has 256 / 5 times the tokens of its output; 1.33 times was measured, 1.39 is expected.
+    """
+    gains = []
+    for gen in (205, 64, 20, 10):
+        asked = {"prompt_lengths": 1024 - gen, "gen_lengths": gen, "max_batch": 6, "requests": 300}
+        chunked, whole = (max_throughput("llama-13b", A6000, policy=policy, **asked)
+                          for policy in ("chunked:256", "prefill-first"))  # fmt: skip
+        gains.append([getattr(chunked, of).tokens_per_s / getattr(whole, of).tokens_per_s
+                      for of in ("bound", "expected")])  # fmt: skip
+    bound, expected = np.transpose(gains)
+    assert np.argmax(expected) == np.argmax(bound) == 2  # 1004 / 20 = 50, and 256 / 5 = 51
+    assert bound[2] > 1.33
+    assert differs(expected[2], 1.33, by=0.04)
 
 
 def test_q_s0_09_the_a100_multiplies_2_of_4():
@@ -280,17 +360,33 @@ def test_q_s3_02_peaks_of_the_a6000():
     assert A6000.rates[matrix("int8")] == pytest.approx(310e12, rel=0.002)
 
 
-def test_q_s3_06_sparsegpt_and_compresso_can_be_said():
-    half = setting("llama-7b", "pruning:sparsity=0.6,format=bitmap")
-    assert weight_bytes(half.graph) < 0.5 * weight_bytes(setting("llama-7b").graph)
-    smaller = setting("llama-7b", "structured-pruning:heads=0.78,ffn=0.79").graph
-    assert smaller.parameters / 1e9 == pytest.approx(5.4, abs=0.05)
+@pytest.mark.parametrize("sparsity", [0.5, 0.6])
+def test_q_s3_06_half_of_the_weights_zero_are_read_but_computed(sparsity):
+    """SparseGPT, 50 to 60 %, on kernels that load sparse and compute dense (Flash-LLM): bytes fall, OPs do not."""
+    whole, sparse = (setting("llama-7b", *some) for some in ((), (f"pruning:sparsity={sparsity},format=bitmap",)))
+    tables = 2 * 2 * 32000 * 4096 + 2 * (2 * 32 + 1) * 4096
+    left = (weight_bytes(sparse.graph) - tables) / (weight_bytes(whole.graph) - tables)
+    assert left == pytest.approx(1 - sparsity + 1 / 16)  # and a bit for each place
+    amounts = [
+        float(found.plan.estimate(Workload.prefill(batch=1, prompt=512)).sum("ops")) for found in (whole, sparse)
+    ]
+    assert amounts[0] == amounts[1]
 
 
-def test_q_s4_09_a_factorisation_of_16_to_12_3_billion_can_be_said():
-    whole = model("codegen-16b").graph
-    part = setting("codegen-16b", "low-rank:ratio=0.75").graph
-    assert part.parameters / whole.parameters == pytest.approx(12.3 / 16, abs=0.02)
+def test_q_s3_06_llama_7b_is_pruned_to_5_4_billion():
+    """A quarter of heads and neurons of layers 4 to 29, as LLM-Pruner (arXiv:2305.11627), is Compresso's size."""
+    smaller = setting("llama-7b", "structured-pruning:heads=0.75,ffn=0.75,first=4,last=2").graph
+    assert smaller.parameters == 6_738_415_616 - 26 * (4 * 4096 * 1024 + 3 * 4096 * 2752) == 5_422_977_024
+
+
+def test_q_s4_09_a_factorisation_of_16_to_12_3_billion():
+    """LoRD (arXiv:2309.14021): StarCoder to 13.2 billion without loss and 12.3 with little; ranks lower by 39.58 % cost
+    less than 1 % of perplexity. Of its feed-forward networks, that is between the two.
+    """
+    rank = round((1 - 0.3958) * 6144)
+    part = setting("starcoder", f"low-rank:rank={rank},targets=up_proj+down_proj").graph
+    assert round(model("starcoder").parameters / 1e9) == 16
+    assert 12.3 < part.parameters / 1e9 < 13.2
 
 
 def test_q_s4_11_a_block_is_seven_kernels():
@@ -301,22 +397,39 @@ def test_q_s4_11_a_block_is_seven_kernels():
 # TREND
 
 
-def test_q_s1_01_sparse_networks_gain_more_where_models_are_larger(tmp_path):
-    """Scaling Transformers of 800 million and 17 billion parameters decode 2.62 and 20 times as fast with both."""
-    gains = {}
-    for hidden, layers in ((1536, 24), (9216, 16)):
-        config = {"model_type": "opt", "ffn_dim": 4 * hidden, "word_embed_proj_dim": hidden, "vocab_size": 32000,
-                  "max_position_embeddings": 2048, "num_attention_heads": hidden // 128}  # fmt: skip
-        network = described(tmp_path, hidden_size=hidden, num_hidden_layers=layers, **config)
-        feed_forward = f"contextual-sparsity:active={1 / 64},rank={hidden // 64}"
-        attention = "low-rank:ratio=0.02,targets=[qkvo]_proj"
-        gains[hidden] = [tokens_faster(setting(network, *some), prompt=8, gen=8)
-                         for some in ((feed_forward,), (attention,), (feed_forward, attention))]  # fmt: skip
-    for one, other, both in gains.values():
-        assert 1 < other < one < both  # as the table has it
-    assert gains[1536][2] > 2.62
-    assert gains[9216][2] > 20
-    assert gains[9216][2] > gains[1536][2]
+@pytest.mark.parametrize(
+    ("hidden", "layers", "parameters", "measured", "ours"),
+    [
+        (1024, 24, 0.74, (1.90, 0.95, 3.11), (2.26, 1.67, 23.0)),
+        (9984, 6, 17.07, (2.24, 1.05, 41.5), (2.27, 1.72, 48.8)),
+    ],
+)
+def test_q_s1_01_and_q_s0_08_a_sparse_block_gains_more_where_models_are_larger(
+    tmp_path, hidden, layers, parameters, measured, ours
+):
+    """Scaling Transformers, decoding with sparse networks, sparse projections and both, by block: T5 large, as its
+    programs have it, and 17 billion parameters in as many blocks as the table's times make. One of 64 neurons, and
+    modules where the multiplicative layer of d S + d M parameters is smallest. Whole models gain less, 8.0 and 17.7
+    times, as their head stays dense here; 2.62 and 20 times were measured, and 37 times for Terraformer.
+    """
+    config = {"d_model": hidden, "d_ff": 4 * hidden, "d_kv": 128, "num_heads": hidden // 128, "vocab_size": 32128,
+              "num_layers": layers, "num_decoder_layers": layers, "feed_forward_proj": "relu"}  # fmt: skip
+    network = described(tmp_path, **config | {"model_type": "t5", "torch_dtype": "float32"})
+    assert network.parameters / 1e9 == pytest.approx(parameters, abs=0.005)
+    feed_forward = f"contextual-sparsity:active={1 / 64},rank={hidden // 64}"
+    projections = f"low-rank:ratio={2 / hidden**0.5},targets=*[qkvo]_proj"
+    some = ((), (feed_forward,), (projections,), (feed_forward, projections))
+    whole, *times = (_blocks_s(setting(network, *techniques)) for techniques in some)
+    gains = [whole / time for time in times]
+    assert gains == pytest.approx(ours, rel=0.003)
+    assert all(gain >= real for gain, real in zip(gains, measured, strict=True))  # the bound holds
+    assert (gains[2] >= 37) is (layers == 6)
+
+
+def _blocks_s(found):
+    """Time of a decode step in layers."""
+    rows = found.decode_plan.estimate(found.step(Workload.decode(batch=1, kv_len=8))).operators
+    return sum(float(row.repeat * row.time_s) for row in rows if row.repeat > 1)
 
 
 SPEED_UPS = Path(__file__).with_name("w4a16_speedups.csv")  # table 4 of S4; cells that cannot be are marked
@@ -324,9 +437,7 @@ PROMPTS = (128, 256, 512, 1024, 2048)
 
 
 def test_q_s4_05_table_4_of_4_bit_weights():
-    """TREND and SIGN, of the bound and of what was measured, where that can be trusted; BOUND and CAP of whole
-    generations are in test_serving_engines.py.
-    """
+    """TREND, of the bound and of measurements that can be trusted; BOUND and CAP are in test_serving_engines.py."""
     with SPEED_UPS.open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["trusted"] == "1"]
     cells = {(r["engine"], r["model"], int(r["batch"]), int(r["length"])): (float(r["prefill"]), float(r["decode"]))
@@ -338,7 +449,7 @@ def test_q_s4_05_table_4_of_4_bit_weights():
         prefill = [prefill_s(f[name], batch=batch, prompt=length) for f in (full, low)]
         bound[engine, name, batch, length] = prefill[0] / prefill[1], decode[0] / decode[1]
     assert len(cells) == 76
-    for cell, (prefill, decode) in cells.items():
+    for cell, (_, decode) in cells.items():
         engine, name, batch, length = cell
         assert decode < bound[cell][1]
         longer, larger = (engine, name, batch, 2 * length), (engine, name, 2 * batch, length)
@@ -349,7 +460,6 @@ def test_q_s4_05_table_4_of_4_bit_weights():
             assert bound[larger][1] < bound[cell][1]  # less with batch
         tokens = batch * length
         assert bound[cell][0] > 1 if tokens <= 128 else bound[cell][0] <= 1.02
-        assert prefill < 1 or tokens <= 256
     bigger = [bound[e, "llama-2-13b", b, n][1] >= bound[e, m, b, n][1] for e, m, b, n in bound
               if m == "llama-2-7b" and (e, "llama-2-13b", b, n) in bound]  # fmt: skip
     assert all(bigger)  # more for larger models
@@ -371,10 +481,24 @@ def test_q_s4_05_ideal_speed_ups_of_decode(name, batch, ratios):
     assert found == pytest.approx(ratios, rel=0.035)
 
 
-def test_q_s0_02_half_of_the_layers_take_more_than_half_of_the_time():
-    bert, distil = model("bert-base-uncased"), model("distilbert-base-uncased")
-    assert distil.parameters / bert.parameters == pytest.approx(0.6, abs=0.02)
-    assert 1 < prefill_s(setting(bert), prompt=128) / prefill_s(setting(distil), prompt=128) < 2.01
+def test_q_s0_02_distilbert_has_40_percent_fewer_parameters_and_is_faster(tmp_path):
+    """Without the heads that predict words, of which the 40 % are; 71 % faster was measured on a phone
+    (arXiv:1910.01108, section 4.1). With half of the layers the bound and the expected time are 2.0 times.
+    """
+    bert, distil = (_headless(tmp_path, name) for name in (("bert-base-uncased", "BertModel"),
+                                                          ("distilbert-base-uncased", "DistilBertModel")))  # fmt: skip
+    assert (round(bert.parameters / 1e6), round(distil.parameters / 1e6)) == (109, 66)
+    assert differs(1 - distil.parameters / bert.parameters, 0.40, by=-0.015)
+    phone = load_hardware("a18-pro")
+    whole, half = (analyze(each, phone, prompt=128).phases.prefill.total for each in (bert, distil))
+    assert whole.bound_time_s / half.bound_time_s > 1.71
+    assert differs(whole.expected_time_s / half.expected_time_s, 1.71, by=0.165)
+
+
+def _headless(tmp_path, named):
+    name, architecture = named
+    config = yaml.safe_load((ROOT / "models" / f"{name}.yaml").read_text(encoding="utf-8"))["config"]
+    return described(tmp_path, **config | {"architectures": [architecture]})
 
 
 def test_q_s0_04_fused_attention_moves_ever_fewer_bytes():
@@ -393,13 +517,20 @@ def test_q_s0_04_fused_attention_moves_ever_fewer_bytes():
     assert ratios == sorted(ratios)
 
 
-@pytest.mark.parametrize(("batch", "gamma", "ratio"), [(1, 4, 1.002), (32, 4, 1.023), (32, 8, 1.38), (64, 4, 1.30)])
-def test_q_s2_07_verification_costs_nothing_until_the_units_are_busy(batch, gamma, ratio):
-    """The ledger's numbers count linears, head and cache alone; ours the norms and activations too."""
+@pytest.mark.parametrize(
+    ("batch", "gamma", "ratio", "every"),
+    [(1, 4, 1.002, 1.004), (32, 4, 1.023, 1.049), (32, 8, 1.38, 1.43), (64, 4, 1.30, 1.33)],
+)
+def test_q_s2_07_verification_costs_nothing_until_the_units_are_busy(batch, gamma, ratio, every):
+    """Ratios by hand, of linears, head and attention alone, to their digits; and of every operator."""
     found = setting("llama-2-7b", f"retrieval:length={gamma},tau=1")
-    told = {f.key: f.value for f in found.techniques[0].findings(
-        found, found.step(Workload.decode(batch=batch, kv_len=1024)))}  # fmt: skip
-    assert told["verification_over_step"] == pytest.approx(ratio, rel=0.06)
+    step = found.step(Workload.decode(batch=batch, kv_len=1024))
+    told = {f.key: f.value for f in found.techniques[0].findings(found, step)}
+    assert told["verification_over_step"] == pytest.approx(every, abs=0.006)
+    bare = Workload.decode(batch=batch, kv_len=1024)
+    times = [sum(float(row.repeat * row.time_s) for row in found.decode_plan.estimate(asked).operators
+                 if row.operator.kind in ("linear", "lm_head", "attention")) for asked in (step, bare)]  # fmt: skip
+    assert times[0] / times[1] == pytest.approx(ratio, rel=0.006)
 
 
 def test_q_s2_07_the_batch_where_it_stops_being_free():
@@ -417,8 +548,16 @@ def test_q_s3_07_a_fifth_of_the_neurons_gains_less_than_five_times():
 
 
 def test_q_s3_08_leaving_early_gains_up_to_twice():
-    gains = [tokens_faster(setting("llama-7b", f"early-exit:exit={e},stay={s}")) for e, s in ((0.75, 0.5), (0.25, 0.1))]
-    assert 1 < gains[0] < 2 < gains[1] < 2.5
+    """Bae et al.: tokens leave after a shallow module, or not at all; 2 times was reached on some tasks. That takes a
+    module of fewer than half of the layers, and no gain is above that of all tokens leaving it.
+    """
+    shares = (0.5, 0.25, 0.1, 0.001)
+    quarter, half = ([tokens_faster(setting("llama-7b", f"early-exit:exit={e},stay={s}")) for s in shares]
+                     for e in (0.25, 0.5))  # fmt: skip
+    for gains, most in ((quarter, 4), (half, 2)):
+        assert gains == sorted(gains)
+        assert 1 < gains[0] < gains[-1] < most
+    assert half[-1] < 2 < quarter[-1]
 
 
 def test_q_s3_12_and_q_s4_06_points_side_by_side():
@@ -447,15 +586,15 @@ def test_q_s4_06_a_graph_of_points_is_slower_than_points_without_one():
     assert times[2] < float(setting("llama-7b").schedule(**asked).latency_s) < times[3]
 
 
-def test_q_s3_11_a_better_draft_is_worth_10_to_45_percent():
-    """Acceptance from 0.6 to 0.7, and to 0.8, with five tokens drafted."""
-    low, some, much = (
-        setting("llama-7b", f"speculative:draft=llama-68m,gamma=5,alpha={a}")
-        .schedule(batch=1, prompt=512, gen=128)
-        .tpot_s
-        for a in (0.6, 0.7, 0.8)
-    )
-    assert 1.10 < low / some < low / much < 1.65
+@pytest.mark.parametrize("gamma", [3, 5, 7])
+def test_q_s3_11_and_q_s2_05_a_better_draft_is_worth_10_to_45_percent(gamma):
+    """DistillSpec: 0.1 more of acceptance, wherever it begins, with drafts of any usual length. Both surveys quote it,
+    S2 without its numbers. Its models, T5, cannot draft here: only decoders can.
+    """
+    times = [setting("llama-7b", f"speculative:draft=llama-68m,gamma={gamma},alpha={a}")
+             .schedule(batch=1, prompt=512, gen=128).tpot_s for a in (0.5, 0.6, 0.7, 0.8, 0.9)]  # fmt: skip
+    gains = [before / after for before, after in pairwise(times)]
+    assert all(1.10 < gain < 1.45 for gain in gains)
 
 
 def test_q_s4_10_most_of_the_time_is_attention_and_linears():
@@ -592,28 +731,47 @@ def test_q_s4_15_exponents_over_lengths(name, techniques, prefill, decode):
     assert _slope(found, "decode", LENGTHS, kinds=kinds) == pytest.approx(decode, abs=0.02)
 
 
-def test_q_s2_01_a_cache_in_fp8_gains_throughput_up_to_twice():
-    """1.49 times was measured."""
-    rates = []
-    for quant in ("W16A16", "W16A16KV8"):
-        batch = analyze(model("llama-2-7b"), A100, prompt=1024, gen=512, quant=quant).memory.max_batch
-        rates.append(analyze(model("llama-2-7b"), A100, prompt=1024, gen=512, quant=quant, batch=batch).generation)
-    assert 1 <= rates[1].tokens_per_s / rates[0].tokens_per_s <= 2
-    assert rates[0].tpot_s / rates[1].tpot_s == pytest.approx(1, rel=0.2)
+@pytest.mark.slow("serves saturated loads")
+def test_q_s2_01_a_cache_in_fp8_gains_half_of_the_throughput():
+    """vLLM, LLaMA-7B on an A100: 1514 to 2266 tokens/s, 1.49 times (github.com/vllm-project/vllm/pull/2279; lengths as
+    in other runs there).
+    """
+    full, fp8 = (max_throughput("llama-7b", A100, engine="vllm", prompt_lengths=1024, gen_lengths=1024, quant=quant)
+                 for quant in (None, "KVfp8"))  # fmt: skip
+    assert 1.49 < fp8.bound.tokens_per_s / full.bound.tokens_per_s < 2
+    assert differs(fp8.expected.tokens_per_s / full.expected.tokens_per_s, 1.49, by=0.055)
 
 
 # SIGN
 
 
-def test_q_s4_16_weights_in_few_bits_do_not_shorten_a_prompt():
-    full, low = (prefill_s(setting("llama-2-7b", quant=q), batch=8) for q in ("W16A16", "W4A16g128"))
-    assert low >= full
+def test_q_s4_16_weights_in_few_bits_lengthen_a_prompt():
+    """Table 4: prompts of 256 tokens and more take longer in every cell, of 128 less; so it is expected. The bound of
+    many tokens is the same to 2 %, as the units are those of fp16.
+    """
+    with SPEED_UPS.open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["trusted"] == "1"]
+    wrong = []
+    for library, engine in (("trtllm", "TensorRT-LLM"), ("vllm", "LMDeploy")):
+        for row in (row for row in rows if row["engine"] == engine):
+            asked = {"batch": int(row["batch"]), "prompt": int(row["length"]), "gen": 1, "library": library}
+            gain = expected_gain(row["model"], quant="W4A16g128", field="expected_ttft_s", **asked)
+            if (gain < 1) != (float(row["prefill"]) < 1):
+                wrong.append((row["engine"], row["model"], asked["batch"], asked["prompt"]))
+    # 256 tokens in two prompts: measured 3 and 6 % faster with LMDeploy, expected 2 and 1 % slower
+    assert set(wrong) <= {("LMDeploy", name, 2, 128) for name in ("llama-2-7b", "llama-2-13b")}
 
 
-def test_q_s4_17_a_residual_addition_is_shorter_than_any_launch():
+def test_q_s4_17_a_launch_is_most_of_a_residual_addition():
+    """As expected of its kernel, more with an engine that launches from the host, none if fused."""
     found = analyze(model("llama-2-7b"), A6000, prompt=2048)
     add = next(op for op in found.phases.decode.operators if op.name == "attn_add")
-    assert add.per_call.bound_time_s < 0.1e-6  # a launch takes microseconds
+    assert add.repeat * add.per_call.bound_time_s < 0.02 * add.expected_time_s
+    eager = analyze(model("llama-2-7b"), A100, prompt=2048, engine="huggingface").phases.decode
+    assert eager.total.host_s > sum(op.expected_time_s for op in eager.operators if op.kind in ("add", "norm"))
+    fused = analyze(model("llama-2-7b"), A6000, prompt=2048, techniques=["fusion"]).phases.decode
+    assert not [op for op in fused.operators if op.name == "attn_add"]
+    assert fused.total.expected_time_s < found.phases.decode.total.expected_time_s
 
 
 # BOUND
@@ -621,3 +779,67 @@ def test_q_s4_17_a_residual_addition_is_shorter_than_any_launch():
 
 def test_q_s4_01_a_token_of_llama_2_70b_takes_100_ms_and_at_least_a_third_of_it():
     assert decode_s(setting("llama-2-70b", layout="tp=2"), kv_len=512) == pytest.approx(33.8e-3, rel=0.01)
+
+
+# INFO
+
+
+def test_q_s0_10_opt_175b_in_3_bits_is_held_by_one_a100(tmp_path):
+    """GPTQ (arXiv:2210.17323): 3 bits, on one GPU; in 16 bits it takes five."""
+    config = {"model_type": "opt", "hidden_size": 12288, "word_embed_proj_dim": 12288, "ffn_dim": 49152,
+              "num_hidden_layers": 96, "num_attention_heads": 96, "vocab_size": 50272,
+              "max_position_embeddings": 2048}  # fmt: skip
+    opt = described(tmp_path, **config)
+    assert round(opt.parameters / 1e9) == 175
+    asked = {"prompt": 128, "gen": 1}
+    assert analyze(opt, A100, techniques=["quantized:scheme=gptq-3bit"], **asked).memory.fits
+    assert not analyze(opt, A100, techniques=["quantized:scheme=gptq"], **asked).memory.fits
+    assert ceil(2 * opt.parameters / 80e9) == 5
+
+
+def test_q_s3_09_and_q_s4_04_glam_computes_half_of_gpt_3(tmp_path):
+    """GLaM (arXiv:2112.06905, table 4): 1.2 trillion parameters, 96.6 billion of a token. The survey prints 49 % of the
+    OPs of GPT-3; the paper says 180 against 350 GFLOPs, 49 % less; with 2 OPs per parameter it is 55 %.
+    """
+
+    def layer(inner, **network):
+        return attention(inner // 256) | {"feed_forward": {"inner": inner, "act": "gelu", **network}}
+
+    dense, sparse = (
+        layer(32768, kind="mlp", gated=True),
+        layer(32768, kind="experts", experts=64, chosen=2, gated=False),
+    )
+    glam = described(tmp_path, model_type="described", vocab_size=256_000, hidden_size=8192, tie_word_embeddings=True,
+                     layers=[dense, sparse] * 32)  # fmt: skip
+    assert round(glam.parameters / 1e12, 1) == 1.2
+    assert round(glam.active_parameters / 1e9, 1) == 96.6
+    gpt3 = described(tmp_path, model_type="gpt2", n_embd=12288, n_layer=96, n_head=96, vocab_size=50257,
+                     n_positions=2048)  # fmt: skip
+    assert differs(ops(glam) / ops(gpt3), 0.49, by=0.13)
+
+
+def test_q_s4_14_an_fpga_writes_tokens_faster_than_an_a100():
+    """FlightLLM (arXiv:2401.03868): 1.2 times the decode rate of an A100 on a card of 819 GB/s, in 3.5 bits; and 6.0
+    times the tokens per joule of a V100S on a U280, which drew 45 W: at the 225 W of its data sheet the bound is 1.9.
+    """
+    few_bits = {"quant": "W3.5A8KV8", "prompt": 128, "gen": 512}
+    card = analyze(model("llama-2-7b"), load_hardware("alveo-u280", ["memory.bandwidth=819 GB/s"]), **few_bits)
+    a100 = analyze(model("llama-2-7b"), A100, prompt=128, gen=512, engine="vllm")
+    assert card.generation.tokens_per_s / a100.generation.expected_tokens_per_s > 1.2
+    u280 = analyze(model("llama-2-7b"), load_hardware("alveo-u280"), **few_bits).generation
+    v100s = analyze(model("llama-2-7b"), load_hardware("v100s-pcie-32gb"), prompt=128, gen=512).generation
+    assert differs(u280.tokens_per_s / 225 / (v100s.tokens_per_s / 250), 6.0, by=-0.69)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("tinyllama-1.1b", 1.1), ("stablelm-2-1.6b", 1.6), ("minicpm-2.4b", 2.7), ("open-llama-3b", 3.4),
+        ("qwen-1.8b", 1.8), ("phi-1.5", 1.4), ("pythia-2.8b", 2.8),
+    ],
+)  # fmt: skip
+def test_q_s4_18_small_models_are_held_by_a_phone(name, billions):
+    """Models of 1 to 3 billion parameters as the survey names them, in 4 bits."""
+    assert round(model(name).parameters / 1e9, 1) == billions
+    phone = load_hardware("a18-pro")
+    assert analyze(model(name), phone, quant="W4A16g128", prompt=512, gen=128).memory.fits

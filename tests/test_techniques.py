@@ -1192,6 +1192,15 @@ def test_fewer_layers_are_a_shallower_model(tmp_path):
     same(setting("structured-pruning:layers=0.75"), setting(of=made(tmp_path, num_hidden_layers=24)))
 
 
+def test_layers_at_the_ends_stay_whole():
+    thin = "structured-pruning:heads=0.5,ffn=0.5"
+    of = [setting(*some).graph.parameters for some in ((), (thin,), (f"{thin},first=3,last=5",))]
+    assert of[0] - of[2] == (of[0] - of[1]) * 24 / 32
+    assert "first and last leave none of the 32 layers to prune" in refused(
+        "structured-pruning:heads=0.5,first=16,last=16"
+    )
+
+
 def test_a_product_of_thin_matrices_breaks_even_at_its_rank():
     even = setting("low-rank:rank=2048,targets=q_proj")
     assert weight_bytes(even.graph) == weight_bytes(setting().graph)

@@ -19,6 +19,7 @@ from . import technique
 from ._linears import is_main_layer, is_plain_linear
 from ._parameters import parameter
 from ._technique import Kind, Requirement, SettingView, Technique
+from .depth import split_layers
 
 _NARROWABLE: Final = (Norm, Add, Linear, Embedding)  # operators on the hidden state that can be narrowed
 
@@ -31,7 +32,8 @@ class StructuredPruning(Technique):
     Effect: a smaller network, without what the removed parts read, compute, hold and cache.
     Formula: projections, cache and pairs x heads; feed-forward networks x ffn; all of a layer x layers; one side of
     every matrix, embedding and head x hidden. Query heads go together with the keys and values that they share. Of
-    experts as many are chosen as before, at most all that stay.
+    experts as many are chosen as before, at most all that stay. Layers at either end can keep all heads, neurons and
+    experts, as with LLM-Pruner (LLaMA 7B to 5.42 billion parameters: heads=0.75,ffn=0.75,first=4,last=2).
     Source: arXiv:2305.11627; arXiv:2310.06694; arXiv:2401.15024; experts: arXiv:2404.05089.
     Use when: prefill, decode and memory should all shrink, on any device.
     Limits: neurons of experts, and attention with latents or states, are not pruned.
@@ -46,6 +48,8 @@ class StructuredPruning(Technique):
     experts: float = parameter("fraction of the routed experts that stays", 1.0, least=0, most=1)
     layers: float = parameter("fraction of the layers that stays", 1.0, least=0, most=1)
     hidden: float = parameter("fraction of the hidden width that stays", 1.0, least=0, most=1)
+    first: int = parameter("layers at the start that keep all heads, neurons and experts", 0, least=0)
+    last: int = parameter("layers at the end that do", 0, least=0)
 
     def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
         num_layers = max(round(self.layers * graph.layers), 1)
@@ -54,11 +58,15 @@ class StructuredPruning(Technique):
             for block in graph.blocks
         )
         remaining = (new for new, old in zip(blocks, graph.blocks, strict=True) if new.layers or not old.layers)
-        return Graph(tuple(self._narrower(block) if block.main else block for block in remaining))
+        pruned = range(self.first, num_layers - self.last)
+        parts = (part for block in remaining for part in split_layers(block, pruned.__contains__, self._thinner))
+        return Graph(tuple(_narrower(part, self.hidden) if part.main and self.hidden < 1 else part for part in parts))
 
-    def _narrower(self, block: Block) -> Block:
-        inside = {**self._heads(block), **self._neurons(block)} if is_main_layer(block) else {}
-        fractions = {**inside, **(dict.fromkeys(_hidden_tensors(block), self.hidden) if self.hidden < 1 else {})}
+    def _thinner(self, block: Block) -> Block:
+        """The layers with fewer heads, neurons and experts."""
+        if not is_main_layer(block):
+            return block
+        fractions = {**self._heads(block), **self._neurons(block)}
         resized = block.map(lambda op: _resized(op, fractions, self.heads)) if fractions else block
         return _with_fewer_experts(resized, self.experts) if self.experts < 1 else resized
 
@@ -106,6 +114,8 @@ class StructuredPruning(Technique):
         left = (self.heads, self.ffn, self.experts, self.layers, self.hidden)
         if not all(left) or min(left) == 1:
             return "give heads, ffn, experts, layers or hidden below 1" + ", and none as 0" * (not all(left))
+        if self.first + self.last >= round(self.layers * graph.layers):
+            return f"first and last leave none of the {round(self.layers * graph.layers)} layers to prune"
         between = {op.name: op for block in graph.blocks if block.main for op in _hidden_operators(block)}
         strange = [
             name for name, op in between.items() if not isinstance(op, _NARROWABLE) or isinstance(op, ChosenLinear)
@@ -117,9 +127,15 @@ class StructuredPruning(Technique):
         if self.ffn < 1 and not any(is_main_layer(block) and self._neurons(block) for block in graph.blocks):
             return f"{setting.model.name} has no dense feed-forward network; drop ffn"
         routes = [op for _, op in graph if isinstance(op, Route)] if self.experts < 1 else []
-        if any(op.groups != UNGROUPED for op in routes):
-            return f"{setting.model.name} chooses groups of experts first; drop experts"
-        return "" if routes or self.experts == 1 else f"{setting.model.name} has no routed experts; drop experts"
+        grouped = any(op.groups != UNGROUPED for op in routes)
+        reason = "chooses groups of experts first" if grouped else "has no routed experts" if not routes else ""
+        return f"{setting.model.name} {reason}; drop experts" if reason and self.experts < 1 else ""
+
+
+def _narrower(block: Block, hidden: float) -> Block:
+    """The block with that fraction of the hidden width."""
+    fractions = dict.fromkeys(_hidden_tensors(block), hidden)
+    return block.map(lambda op: _resized(op, fractions, 1.0))
 
 
 def _with_fewer_experts(block: Block, fraction: float) -> Block:

@@ -720,7 +720,7 @@ def test_residual_survives_a_profile_round_trip(tmp_path):
     path.write_text(path.read_text().replace("columns: [batch, kv_len]", "columns: [batch, lanes]"))
     with pytest.raises(InputError) as error:
         read(path)
-    known = "batch, kv_len, q_heads, kv_heads, head_dim, v_head_dim, window, loop"
+    known = "batch, kv_len, q_heads, kv_heads, head_dim, v_head_dim, window, loop, splits"
     problem = f"entries[0].residual.columns: must be some of {known}; got batch, lanes"
     assert str(error.value) == f"{path}: {problem}"
 
@@ -1773,7 +1773,7 @@ def test_unified_cache_loses_the_whole_working_set_beyond_its_capacity():
     for name, outgrown in (("l40s", True), ("a100-sxm-80gb", False)):
         device = find_device(name)
         keys = np.array([1.0, 1.41]) * device.l2 / (64 * 8 * 256 * 2)
-        sizes = {"batch": 64, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "v_head_dim": 128, "window": 0}
+        sizes = {"batch": 64, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "v_head_dim": 128} | decode.optional
         shapes = {key: np.full(2, float(size)) for key, size in sizes.items()} | {"kv_len": keys}
         implementation = IMPLEMENTATIONS["attention_decode"]
 

@@ -1307,6 +1307,25 @@ def test_splits_of_attention_are_written_and_read():
     assert busy.value == 2 * 32 / 108
 
 
+@pytest.mark.parametrize(
+    ("batch", "prompt", "least", "most"), [(1, 16384, 2, 4), (1, 512, 0.7, 1.5), (4, 16384, 0.95, 1.02)]
+)
+def test_splits_are_expected_to_gain_where_cores_idle(batch, prompt, least, most):
+    """FlashDecoding gains with few sequences and long contexts (pytorch.org/blog/flash-decoding): 32 of 108 cores are
+    busy without splits and all with 4; with four sequences all are busy without.
+    """
+    asked = {"batch": batch, "prompt": prompt, "gen": 2}
+    whole, parts = (
+        sum(
+            op.expected_time_s
+            for op in analyze("llama-2-7b", "a100-sxm-80gb", techniques=[one], **asked).phases.decode.operators
+            if op.name.startswith("attention")
+        )
+        for one in ("split-kv:splits=1", "split-kv:splits=4")
+    )
+    assert least < whole / parts < most
+
+
 def test_a_layer_is_seven_launches():
     found = setting("fusion")
     (layer,) = (block for block in found.graph.blocks if block.layers)

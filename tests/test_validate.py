@@ -154,7 +154,7 @@ MESSAGE = {
     "gpu": "H100-SXM-80GB", "framework": "nccl", "dtype": "fp16", "op": "all_reduce", "num_gpus": 8, "bytes": 1e6,
 }  # fmt: skip
 SWITCHES = "causal, gated, private, prequantized, eager must be 0 or 1"
-FROM_NONE = "window, reached, loop must be 0 or more"
+FROM_NONE = "window, reached, loop, splits must be 0 or more"
 
 
 @pytest.mark.parametrize(

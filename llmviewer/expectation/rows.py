@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _LABELS: Final = ("gpu", "framework", "dtype", "kv_dtype", "version")
 _COUNTS: Final = ("batch", "tp", "ep", "cols")  # optional columns that are sizes too
 _SWITCHES: Final = ("causal", "gated", "private", "prequantized", "eager")
-_NON_NEGATIVE: Final = ("window", "reached", "loop")  # columns in which 0 has a special meaning
+_NON_NEGATIVE: Final = ("window", "reached", "loop", "splits")  # columns in which 0 has a special meaning
 _MAX_VERSIONS: Final = 3  # versions listed for an implementation, at most
 NO_TIME: Final = "time_us is missing or not positive"
 _MIN_BOUND_RATIO: Final = 0.1  # of the bound: a shorter time means other work or another unit

@@ -131,11 +131,14 @@ class FlashAttention(Attention):
 
     on_chip_bytes holds either a tile of queries with fp32 accumulators, while keys and values stream, or the keys and
     values of a head, while queries stream. K and V are read once if all queries or all keys fit, else once per tile.
+
+    splits  parts of a cache that different cores read in a decode step; 0: as many as a kernel library chooses
     """
 
     sharding: ClassVar[Sharding] = Sharding.HEADS
 
     bias: bool = False
+    splits: int = 0
     on_chip_bytes: float = inf
 
     @property

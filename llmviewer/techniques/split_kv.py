@@ -27,12 +27,13 @@ class SplitKv(Technique):
     """FlashDecoding: the attention of a decode step is split along the context, and partial results are combined.
 
     Effect: in decode, each split writes its partial result in fp32, with its largest score and sum, and a second launch
-    combines them.
+    combines them. Expected times are those of the library's kernel with this number of parts, of which those without
+    the technique choose their own; with splits=1, each key head is read by one core.
     Formula: batch x heads x splits x (head size + 2) x 4 bytes, written and read; busy cores = min(1, batch x key heads
     x splits / cores).
     Source: arXiv:2404.14294, section 6.1.1; pytorch.org/blog/flash-decoding (2023).
-    Use when: batches are small and contexts long, so that one core per key head would leave most cores idle. The bound
-    assumes that all cores are busy and shows only the cost.
+    Use when: batches are small and contexts long, so that one core per key head would leave most cores idle. The
+    expected time has the gain; the bound assumes that all cores are busy and shows only the cost.
     Limits: no gain if batch x key heads is at least the number of cores.
     """
 
@@ -43,7 +44,7 @@ class SplitKv(Technique):
     splits: int = parameter("splits of the context", 8, least=1, most=4096)
 
     def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
-        return graph.map_blocks(self._split) if decode and self.splits > 1 else graph
+        return graph.map_blocks(self._split) if decode else graph
 
     def _split(self, block: Block) -> Block:
         operators: list[Operator] = []
@@ -51,9 +52,13 @@ class SplitKv(Technique):
             if not (isinstance(op, FlashAttention) and any(t.role is Role.KV_CACHE for t in op.inputs)):
                 operators.append(op)
                 continue
+            attention = replace(op, splits=self.splits)
+            if self.splits == 1:
+                operators.append(attention)
+                continue
             width = op.heads.num_heads * (op.heads.out_dim + 2) * self.splits
             parts = Tensor(name=f"{op.name}_parts", width=width, format=FP32, rows=TOKENS)
-            operators.append(replace(op, outputs=(parts,)))
+            operators.append(replace(attention, outputs=(parts,)))
             operators.append(
                 Elementwise(
                     name=f"{op.name}_join",

@@ -59,7 +59,7 @@ class Decode(Family):
 
     name = "attention_decode"
     columns = ("batch", "kv_len", "q_heads", "kv_heads", "head_dim", "v_head_dim")
-    optional: ClassVar = {"window": 0.0, "loop": 0.0}
+    optional: ClassVar = {"window": 0.0, "loop": 0.0, "splits": 0.0}
     groups = ("q_heads", "kv_heads", "head_dim")
     rewritten_per_generation = True
     portable_kernels = ("triton", "vllm_triton_attn", "flashinfer")
@@ -266,7 +266,8 @@ class Decode(Family):
             width=dim,
             cores=device.cores,
         )
-        cut = _cut(caches, ways, single=group <= 1, other=tile.other)
+        splits = np.asarray(shapes["splits"], dtype=float)[:, None]
+        cut = _given(_cut(caches, ways, single=group <= 1, other=tile.other), caches, splits)
         waves, busy, filled = _rounds(caches, cut)
         masked = tile.other & ("masked" in ways)
         skipped = bool(WINDOW_SKIPPING & set(ways)) & ~tile.other
@@ -288,8 +289,8 @@ class Decode(Family):
             "odd": (np.log2(v_dim) % 1 > 0)[:, 0],
             "thin": ((dim <= _NARROW_HEAD) & ~masked)[:, 0],
             "broad": ((v_dim > 128) & (v_dim < _LATENT_WIDTH))[:, 0],
-            "split": np.where(cut.able, cut.parts > 1, np.inf),
-            "parts": np.where(cut.parts > 1, cut.parts, 0),
+            "split": np.where(cut.able, (cut.parts > 1) & (splits == 0), np.inf),
+            "parts": np.where((cut.parts > 1) & (splits == 0), cut.parts, 0),
             "tokens": b[:, 0],
             "turned": (caches.shared & (b > 1) & (kv_heads > 1))[:, 0],
             "reuse": np.where(shapes["loop"][:, None] > 0, (cache + queries)[:, None] + parted / 2, np.inf),
@@ -423,6 +424,22 @@ def _cut(caches: DecodeCaches, ways: Collection[str], *, single: Array, other: A
             keys = np.where(ruled, rule.keys, keys[:, left])
             places, idle = np.where(ruled, rule.places, places), np.where(ruled, rule.idle, idle)
     return _Cut(able=able, parts=parts, used=used, keys=keys, places=places, idle=idle)
+
+
+def _given(cut: _Cut, caches: DecodeCaches, splits: Array) -> _Cut:
+    """`cut` with the number of parts that is given, where it is not 0; another launch adds up their results."""
+    is_given = splits > 0
+    if not np.any(is_given):
+        return cut
+    parts = np.where(is_given, splits, cut.parts)
+    return _Cut(
+        able=np.where(is_given, np.arange(cut.able.shape[1]) == 0, cut.able),
+        parts=parts,
+        used=np.where(is_given, np.minimum(splits, caches.keys), cut.used),
+        keys=np.where(is_given, caches.keys / np.minimum(splits, caches.keys), cut.keys),
+        places=np.where(is_given, 0, cut.places),
+        idle=np.where(is_given, 0, cut.idle),
+    )
 
 
 def _rounds(caches: DecodeCaches, cut: _Cut) -> tuple[Array, Array, Array]:

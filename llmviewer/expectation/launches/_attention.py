@@ -50,6 +50,7 @@ def attention(op: FlashAttention, alike: Workload, work: LaunchWork, sharing: Nu
         "v_head_dim": heads.out_dim,
         "window": window if window < inf else 0.0,
         "causal": float(causal),
+        "splits": float(op.splits),
     }
     latent = heads.out_dim != heads.head_dim
     absorbed = latent and heads.num_kv_heads == 1

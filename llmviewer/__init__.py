@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .serving.simulation import simulate
     from .setting import Setting
     from .sweeping.grid import Sweep, sweep
+    from .sweeping.search import ArchitectureSearch, search
     from .timelines.against import Timeline, timeline
     from .variants.evaluation import Evaluation, Objective
     from .variants.variant import Change, Variant, evaluate
@@ -81,6 +82,8 @@ _HOME = {
     "Setting": "setting",
     "Sweep": "sweeping.grid",
     "sweep": "sweeping.grid",
+    "ArchitectureSearch": "sweeping.search",
+    "search": "sweeping.search",
     "Advice": "serving.advice",
     "advise": "serving.advice",
     "ServicePlan": "serving.service_plan",
@@ -102,6 +105,7 @@ _HOME = {
 __all__ = [
     "Advice",
     "Analysis",
+    "ArchitectureSearch",
     "Capacity",
     "Change",
     "Choice",
@@ -145,6 +149,7 @@ __all__ = [
     "max_throughput",
     "model_names",
     "plan",
+    "search",
     "simulate",
     "split",
     "sweep",

@@ -102,7 +102,7 @@ def activation_bytes(graph: Graph, workload: Workload) -> Num:
 
 
 @frozen(kw_only=True)
-class _Stage:
+class StageMemory:
     """Memory of one pipeline stage. [B]"""
 
     weight_bytes: float
@@ -113,7 +113,7 @@ class _Stage:
     offloaded_cache: Form
 
     @classmethod
-    def of(cls, graph: Graph, decode_graph: Graph | None) -> _Stage:
+    def of(cls, graph: Graph, decode_graph: Graph | None) -> StageMemory:
         live = peaks(graph)
         decode_live = live if decode_graph is None or decode_graph is graph else peaks(decode_graph)
         return cls(
@@ -152,7 +152,7 @@ class Footprint:
     beside  memory of other networks, which do not run at the same time
     """
 
-    stages: tuple[_Stage, ...]
+    stages: tuple[StageMemory, ...]
     layout: Layout = ONE_DEVICE
     offload: Offload = ON_DEVICE
     shapes: Shapes = Shapes()
@@ -168,9 +168,9 @@ class Footprint:
     ) -> Footprint:
         """The footprint of a graph; `decode_graph` is that of decode steps, None: `graph`."""
         if layout.pp == 1:
-            return cls(stages=(_Stage.of(graph, decode_graph),), layout=layout, offload=offload)
+            return cls(stages=(StageMemory.of(graph, decode_graph),), layout=layout, offload=offload)
         pairs = ((graph.of_stage(n), decode_graph and decode_graph.of_stage(n)) for n in range(layout.pp))
-        return cls(stages=tuple(_Stage.of(one, step) for one, step in pairs), layout=layout, offload=offload)
+        return cls(stages=tuple(StageMemory.of(one, step) for one, step in pairs), layout=layout, offload=offload)
 
     def decoding(self) -> Footprint:
         """The footprint of a device that only runs decode steps."""
@@ -180,7 +180,7 @@ class Footprint:
         """The footprint of the pipeline stage that sequences of `tokens` tokens fill first."""
         one_sequence = Workload.decode(batch=1.0, kv_len=tokens)
 
-        def sequences(stage: _Stage) -> float:
+        def sequences(stage: StageMemory) -> float:
             return (capacity - stage.weight_bytes) / max(float(evaluate(stage.kv_cache, one_sequence)), 1.0)
 
         return replace(self, stages=(min(self.stages, key=sequences),))

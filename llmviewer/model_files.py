@@ -57,6 +57,7 @@ _CONTEXT: Final = (
     "max_source_positions",
 )
 _PREDICTING: Final = ("num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers", "mtp_num_hidden_layers")
+_DECODERS: Final = ("text_config", "llm_config", "language_config", "thinker_config")  # sections of a decoder
 # Fields of config.json without effect on the amount of work.
 _IGNORED_FIELDS: Final = """
     _name_or_path architectures auto_map transformers_version use_cache torch_dtype dtype model_type pretraining_tp
@@ -97,9 +98,8 @@ def load_model(name: str) -> Model:
     """
     if not isinstance(name, str):
         raise InputError(f"model must be text; got {name!r}")
-    folder, shipped_names, lower_name = data_dir("models"), model_names(), name.lower()
-    if lower_name in shipped_names:
-        return _shipped(folder / f"{lower_name}.yaml")
+    if name.lower() in model_names():
+        return _shipped(_shipped_path(name.lower()))
     if local := _from_path(name):
         return local
     file, colon, named = name.partition(".py:")
@@ -110,9 +110,8 @@ def load_model(name: str) -> Model:
         from .tracing import load_traced
 
         return load_traced(name)
-    for shipped, aliases in _aliases().items():
-        if normalized(name) in map(normalized, (shipped, *aliases)):
-            return _shipped(folder / f"{shipped}.yaml")
+    if shipped := _shipped_name(name):
+        return _shipped(_shipped_path(shipped))
     if path_exists(name):
         endings = ".json, .yaml, .gguf or .safetensors file, or a folder with a config.json"
         raise InputError(f"{name}: must be a model file; give a {endings}")
@@ -121,11 +120,49 @@ def load_model(name: str) -> Model:
         raise InputError(f"no model {name!r}: give one; `llmviewer compare` takes several, and sweeps to a folder do")
     if known_file(name):
         raise InputError(f"no model {name!r}: that is a device; a model comes first (`llmviewer models` lists all)")
-    nearest = suggest(name, (*shipped_names, *(alias for aliases in _aliases().values() for alias in aliases)))
+    nearest = suggest(name, (*model_names(), *(alias for aliases in _aliases().values() for alias in aliases)))
     if is_repository(name):
         return _from_hub(name, f"of those that ship, {nearest}")
     hint = "`llmviewer models` lists all; the path of a config.json works too"
     raise InputError(f"no model {name!r}: {nearest} ({hint})")
+
+
+def read_config(name: str) -> Section:
+    """The config.json of a model: of a shipped one, or in a file or folder, or on the Hugging Face hub.
+
+    Raises InputError if there is none, as for models that are traced or stored as GGUF.
+    """
+    path = Path(name)
+    if name.endswith((".yaml", ".yml")):
+        return read_yaml(path).section("config")
+    if path_exists(name) and (name.endswith(".json") or (path / "config.json").is_file()):
+        return read_json(path / "config.json" if path.is_dir() else path)
+    if shipped := _shipped_name(name):
+        return read_yaml(_shipped_path(shipped)).section("config")
+    load_model(name)  # raises the error for a name of nothing
+    found = None if path_exists(name) or names_code(name) else fetch(name, "config.json")
+    if found is None:
+        raise InputError(f"{name}: has no config.json, whose fields give the shape; give a model with one")
+    return _fetched(found, f"{name} config.json")
+
+
+def model_of_config(config: Section, name: str, changes: Mapping[str, int] | None = None) -> Model:
+    """The model of a config with `changes` to fields of its decoder, without published quantization of checkpoints.
+
+    Raises InputError if its fields contradict each other.
+    """
+    return _from_config(Section(_changed(config.data, changes or {}), config.file), name=name)
+
+
+def decoder_fields(config: Section) -> Mapping[str, Any]:
+    """The fields of the decoder in a config."""
+    return _text(config).data
+
+
+def _changed(data: Mapping[str, Any], changes: Mapping[str, int]) -> Mapping[str, Any]:
+    """The mapping with `changes` in the section of its decoder."""
+    key = next((key for key in _DECODERS if data.get(key) is not None), "")
+    return {**data, key: _changed(data[key], changes)} if key else {**data, **changes}
 
 
 def names_code(name: str) -> bool:
@@ -151,6 +188,18 @@ def unread_fields(config: Section) -> tuple[list[str], Mapping[str, Any]]:
     """Unread fields of a config.json, and defaults of its class in transformers for fields that it leaves out."""
     _of_config(config, "")
     return config.unread(_IGNORED | {"quantization_config"}), config.assumed
+
+
+def _shipped_path(name: str) -> Path:
+    return data_dir("models") / f"{name}.yaml"
+
+
+def _shipped_name(name: str) -> str:
+    """The shipped model of a name or alias, with capitals and spaces or not; "": none."""
+    for shipped, aliases in _aliases().items():
+        if normalized(name) in map(normalized, (shipped, *aliases)):
+            return shipped
+    return ""
 
 
 @cache
@@ -626,5 +675,5 @@ def _mostly_bf16(model_type: str) -> bool:
 
 def _text(config: Section) -> Section:
     """The section of a config for the decoder: text_config in multimodal models."""
-    key = config.first("text_config", "llm_config", "language_config", "thinker_config")
+    key = config.first(*_DECODERS)
     return _text(config.section(key)) if config.get(key) is not None else config

@@ -479,6 +479,12 @@ class SplitOptions(SideOptions, BoundOptions, HostOptions, total=False):
     """Options of a model that is split between a device and its host."""
 
 
+class SearchOptions(
+    PrecisionOptions, AttentionOptions, SkewOptions, HardwareOptions, LibraryOptions, BoundOptions, total=False
+):
+    """Options of a search for shapes of a model."""
+
+
 class MachineOptions(HardwareOptions, EngineOptions, total=False):
     """Options of a search for the models that a device runs."""
 

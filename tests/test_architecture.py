@@ -44,7 +44,7 @@ LAYERS = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 DRAWN = (
     "accuracy_figures", "analysis_figures", "comparison_figures", "curves", "drawing", "pareto_figures",
-    "precision_figures", "rooflines", "simulation_figures", "timeline_figures", "timeline_lanes",
+    "precision_figures", "rooflines", "search_figures", "simulation_figures", "timeline_figures", "timeline_lanes",
 )  # fmt: skip
 DRAWING = {ROOT / "reports" / f"{name}.py" for name in DRAWN}
 WITHOUT_DASH = {"answers", "asked", "edits", "fields", "state", "words"}

@@ -14,6 +14,7 @@ RESULTS = {
     "comparison": lambda: llmviewer.compare("gpt2", ["t4", "l4"]),
     "split": lambda: llmviewer.split("gpt2", "t4", host="ryzen-9-7950x"),
     "fit": lambda: llmviewer.fit("t4", models=["qwen3-0.6b"]),
+    "search": lambda: llmviewer.search("gpt2", "t4", {"depth": [6, 12]}, bound=True),
     "choice": lambda: llmviewer.choose("gpt2", hardware=["t4", "l4"]),
 }
 

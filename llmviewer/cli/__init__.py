@@ -36,6 +36,7 @@ _COMMANDS = {  # module of this package and summary, which the command's docstri
     "plan": ("serving", "Find the cheapest devices that serve MODEL at an arrival rate within latency targets."),
     "plot": ("comparing", 'Draw a figure of "LLM Inference Unveiled".'),
     "profiles": ("profiles", "List measured kernel libraries and their errors."),
+    "search": ("search", "Search shapes of MODEL, such as depth and width, under latency targets."),
     "simulate": ("serving", "Simulate a server: requests that arrive over time at MODEL on HARDWARE."),
     "split": ("split", "Find how much of MODEL to run on the CPU beside HARDWARE."),
     "sweep": ("sweep", "Compute a row for every combination of the values of --over."),

@@ -1,0 +1,317 @@
+"""search(): shapes of a model under latency targets, with the roofline as the oracle and parameters as the proxy."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
+from math import inf
+from operator import add
+from typing import Any, ClassVar, Final, Unpack
+
+import numpy as np
+
+from .. import __version__, arguments
+from ..analyzing.facts import describe_hardware, describe_model, plain
+from ..devices.hardware import Hardware
+from ..errors import InputError
+from ..expectation.expected import Interval
+from ..model import Model
+from ..options import SearchOptions, document_options
+from ..records import frozen
+from ..request import Request
+from ..rows import Rows
+from ..setting import Setting
+from ..variants.evaluation import Evaluation, Objective, Times, expect_together
+from .shapes import ShapeSpace
+from .stacking import Columns, Indices, numbers_of, stacked
+
+SCHEMA_VERSION: Final = 1  # of to_dict()
+PROXIES: Final[Mapping[str, str]] = {  # proxies of quality: columns of the candidates
+    "layers": "layer_parameters", "active": "active_parameters", "all": "parameters",
+}  # fmt: skip
+_MAX_SHOWN: Final = 12  # shapes of the front that are evaluated, beside the largest within the targets as expected
+_MAX_LOWERED: Final = 20_000  # candidates that are lowered one by one: some minutes
+
+
+@frozen(kw_only=True)
+class ShapeTargets:
+    """Limits on the time to first token, per output token and of the whole request; inf: none. [s]"""
+
+    ttft_s: float = inf
+    tpot_s: float = inf
+    latency_s: float = inf
+
+    def met(self, times: Times | Columns) -> Any:
+        """Whether times are within all limits; a time that does not exist is."""
+        within = [~np.greater(getattr(times, name), limit) for name, limit in vars(self).items()]
+        return within[0] & within[1] & within[2]
+
+    def given(self) -> dict[str, float]:
+        """The limits that were given."""
+        return {name: limit for name, limit in vars(self).items() if limit < inf}
+
+
+@frozen(kw_only=True)
+class Shape:
+    """A candidate of the front, evaluated on its own.
+
+    axes   its values of the axes; empty for the model itself
+    proxy  its parameters that stand for quality
+    """
+
+    axes: Mapping[str, int]
+    proxy: int
+    evaluation: Evaluation = field(repr=False)
+
+    @property
+    def model(self) -> Model:
+        return self.evaluation.setting.model
+
+    def bound_s(self, by: Objective) -> float:
+        """A time at the bound. [s]"""
+        return float(getattr(self.evaluation.bounds, f"{by}_s"))
+
+    def expected(self, by: Objective) -> Interval | None:
+        """A time as expected; None if only its bound is known. [s]"""
+        if by is Objective.LATENCY:
+            first, rest = self.evaluation.intervals or (None, None)
+            return first.join(rest, add) if first and rest else None
+        return self.evaluation.expected_ttft if by is Objective.TTFT else self.evaluation.expected_tpot
+
+
+@frozen(kw_only=True, repr=False)
+class ArchitectureSearch(Rows):
+    """The result of search().
+
+    by          time of the front
+    proxy       name of the parameters that stand for quality
+    base        the model itself
+    candidates  number of combinations
+    refused     combinations that are no model: heads that do not divide the width, or that no graph has
+    numbers     bounds, memory and parameters of the others, and `indices` of them among all combinations
+    front       shapes that fit and meet the targets, none of which another beats in time and proxy; fastest first
+    front_size  number of shapes on the front, of which `front` has some
+    largest_expected  the largest of the evaluated shapes of the front that meets the targets as expected; None if none
+                does
+    """
+
+    report: ClassVar = "architecture_search"
+
+    space: ShapeSpace = field(repr=False)
+    hardware: Hardware
+    request: Request
+    targets: ShapeTargets
+    by: Objective
+    proxy: str
+    base: Shape
+    refused: int
+    numbers: Columns = field(repr=False)
+    indices: Indices = field(repr=False)
+    front: tuple[Shape, ...] = field(repr=False)
+    front_size: int
+    largest_expected: Shape | None = field(repr=False)
+
+    @property
+    def candidates(self) -> int:
+        return self.indices.size + self.refused
+
+    @property
+    def fitting(self) -> int:
+        """Number of candidates that fit the memory."""
+        return int(np.count_nonzero(self.numbers.total_bytes <= self.hardware.capacity))
+
+    @property
+    def within(self) -> int:
+        """Number of candidates that fit and meet the targets at the bound."""
+        return int(np.count_nonzero(_within(self.numbers, self.targets, self.hardware)))
+
+    @property
+    def largest(self) -> Shape | None:
+        """The largest shape that meets the targets at the bound; None if none does."""
+        return self.front[-1] if self.front else None
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The inputs of the JSON document."""
+        over = {axis: list(values) for axis, values in self.space.axes.items()}
+        return {
+            **self.request.inputs(), **self.base.evaluation.setting.inputs(), "over": over, "by": self.by,
+            "proxy": self.proxy, **self.targets.given(),
+        }  # fmt: skip
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A row for each shape of the front that was evaluated, in SI units."""
+        for one in self.front:
+            bounds, expected = one.evaluation.bounds.numbers(), one.evaluation.expected
+            times = expected.numbers() if expected else dict.fromkeys(bounds)
+            yield {
+                **one.axes,
+                "parameters": one.model.parameters,
+                "proxy_parameters": one.proxy,
+                **bounds,
+                **{f"expected_{name}": value for name, value in times.items()},
+                "total_bytes": float(one.evaluation.memory_bytes),
+                "meets_targets_as_expected": bool(self.targets.met(one.evaluation.likely)),
+            }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document."""
+        return plain({
+            "schema_version": SCHEMA_VERSION,
+            "llmviewer_version": __version__,
+            "model": describe_model(self.space.model),
+            "hardware": describe_hardware(self.hardware),
+            "inputs": self.inputs,
+            "candidates": self.candidates,
+            "refused": self.refused,
+            "fitting": self.fitting,
+            "within_targets": self.within,
+            "front_size": self.front_size,
+            "largest": dict(self.largest.axes) if self.largest else None,
+            "largest_expected": dict(self.largest_expected.axes) if self.largest_expected else None,
+            "front": list(self.rows()),
+        })  # fmt: skip
+
+
+@document_options(SearchOptions)
+def search(
+    model: str,
+    hardware: str | Hardware,
+    over: Mapping[str, Sequence[int]],
+    *,
+    by: str = "",
+    proxy: str = "layers",
+    ttft: float | None = None,
+    tpot: float | None = None,
+    latency: float | None = None,
+    batch: int = 1,
+    prompt: int = 1024,
+    gen: int = 128,
+    **options: Unpack[SearchOptions],
+) -> ArchitectureSearch:
+    """Shapes of `model` under latency targets on `hardware`: those with the most parameters for their time.
+
+    over                axes and their values: depth, width, heads, kv_heads, ffn, expert_ffn, experts, top_k, vocab, or
+                        any whole number of the config; what follows the width is in ShapeSpace
+    by                  time of the front: "tpot", "ttft" or "latency"; "": of the first target, else tpot
+    proxy               parameters that stand for quality: of "layers", the "active" ones of layers, or "all"
+    ttft, tpot, latency longest times [s]; None: any
+    batch, prompt, gen  sequences, prompt tokens and generated tokens of each
+
+    Raises InputError if an argument is invalid.
+    """
+    arguments.check_options(options, SearchOptions)
+    arguments.check_positive(ttft=ttft, tpot=tpot, latency=latency)
+    if proxy not in PROXIES:
+        raise InputError(f"proxy must be one of {', '.join(PROXIES)}; got {proxy!r}")
+    space = ShapeSpace.of(model, over)
+    base = Setting.of(space.model, hardware, **options)
+    request = Request(batch=batch, prompt=prompt, gen=gen).of_model(base.model)
+    targets = ShapeTargets(ttft_s=ttft or inf, tpot_s=tpot or inf, latency_s=latency or inf)
+    objective = _objective(by, targets, base.model)
+    shared = {name: value for name, value in options.items() if name != "hardware_set"}
+
+    def lower(index: int) -> Setting:
+        return Setting.of(space.candidate(index), base.hardware, **shared)  # type: ignore[arg-type]
+
+    numbers, indices = _numbers(space, lower, request)
+    times, sizes = getattr(numbers, f"{objective}_s"), getattr(numbers, PROXIES[proxy])
+    front = _front(times, sizes, np.flatnonzero(_within(numbers, targets, base.hardware)))
+
+    def shape(position: int) -> Shape:
+        index = int(indices[front[position]])
+        axes = {axis: int(space.columns[axis][index]) for axis in space.axes}
+        return Shape(
+            axes=axes, proxy=round(float(sizes[front[position]])), evaluation=Evaluation.of(lower(index), request)
+        )
+
+    shapes = {position: shape(position) for position in _spread(front.size)}
+    itself = Shape(axes={}, proxy=_proxy(base, request, proxy), evaluation=Evaluation.of(base, request))
+    expect_together([itself.evaluation, *(one.evaluation for one in shapes.values())])
+
+    def misses(position: int) -> bool:
+        if position not in shapes:
+            shapes[position] = shape(position)
+        return not targets.met(shapes[position].evaluation.likely)
+
+    bisect_left(range(front.size), True, key=misses)  # evaluates the shapes where the targets begin to be missed
+    evaluated = [shapes[position] for position in sorted(shapes)]
+    largest = next((one for one in reversed(evaluated) if targets.met(one.evaluation.likely)), None)
+    front_shapes = [
+        one for position, one in sorted(shapes.items()) if position in _spread(front.size) or one is largest
+    ]
+    return ArchitectureSearch(
+        space=space, hardware=base.hardware, request=request, targets=targets, by=objective, proxy=proxy, base=itself,
+        refused=len(space.refused) - indices.size, numbers=numbers, indices=indices,
+        front=tuple(front_shapes), front_size=front.size, largest_expected=largest,
+    )  # fmt: skip
+
+
+def _objective(by: str, targets: ShapeTargets, model: Model) -> Objective:
+    """The time of the front."""
+    timed = (Objective.TPOT, Objective.TTFT, Objective.LATENCY)
+    if by and by not in timed:
+        raise InputError(f"by must be one of {', '.join(timed)}; got {by!r}")
+    if not model.generates and (by == Objective.TPOT or targets.tpot_s < inf):
+        raise InputError(f"{model.name} does not generate: it has no time per output token; give ttft")
+    first_target = next((name.removesuffix("_s") for name in targets.given()), "")
+    return Objective(by or first_target or (Objective.TPOT if model.generates else Objective.TTFT))
+
+
+def _numbers(space: ShapeSpace, lower: Callable[[int], Setting], request: Request) -> tuple[Columns, Indices]:
+    """The numbers of all candidates that can run, and their indices.
+
+    Raises InputError if none can, with the reason of the first, or if too many have to be lowered one by one.
+    """
+    lowered = 0
+
+    def counted(index: int) -> Setting:
+        nonlocal lowered
+        lowered += 1
+        if lowered > _MAX_LOWERED:
+            raise InputError(
+                f"over: {space.name} has layers of several kinds, in a pattern that these values break, so candidates "
+                f"are evaluated one by one, at most {_MAX_LOWERED:,}; give fewer, or a depth in whole patterns"
+            )
+        return lower(index)
+
+    parts, groups, reasons = [], [], list[InputError]()
+    for group in space.groups():
+        try:
+            parts.append(stacked(space, group, counted, request))
+            groups.append(group)
+        except InputError as error:
+            if lowered > _MAX_LOWERED:
+                raise
+            reasons.append(error)
+    if not parts:
+        raise (
+            reasons[0]
+            if reasons
+            else InputError(
+                f"over: no combination is a model: heads must divide the width, and kv_heads the heads, of {space.name}"
+            )
+        )
+    return Columns.joined(parts), np.concatenate(groups)
+
+
+def _within(numbers: Columns, targets: ShapeTargets, hardware: Hardware) -> Any:
+    """Whether candidates fit the memory and meet the targets at the bound."""
+    return targets.met(numbers) & (numbers.total_bytes <= hardware.capacity)
+
+
+def _front(times: Any, sizes: Any, within: Indices) -> Any:
+    """Candidates of `within` that no other beats in time and size, fastest first."""
+    order = within[np.lexsort((-sizes[within], times[within]))]
+    largest_before = np.concatenate([[-inf], np.maximum.accumulate(sizes[order])[:-1]]) if order.size else order
+    return order[sizes[order] > largest_before]
+
+
+def _spread(count: int) -> list[int]:
+    """Positions over a front of `count` shapes, with both its ends."""
+    return sorted(set(np.linspace(0, count - 1, min(count, _MAX_SHOWN)).round().astype(int).tolist()))
+
+
+def _proxy(setting: Setting, request: Request, proxy: str) -> int:
+    return round(float(getattr(numbers_of(setting, request), PROXIES[proxy])[0]))

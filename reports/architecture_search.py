@@ -1,0 +1,181 @@
+"""The report on a search for shapes of a model: the Pareto front of time and parameters."""
+
+from __future__ import annotations
+
+from math import isnan
+from typing import Final
+
+from llmviewer.sweeping.search import ArchitectureSearch, Shape
+from llmviewer.units import counted, seconds, si
+from llmviewer.variants.evaluation import Objective
+
+from .page_figures import Picture, picture
+from .parts import Card, Command
+from .phrases import BOUNDS, between
+from .report import Report
+from .tables import DASH, Item, Table, time_item
+
+_TIMES: Final = {Objective.TTFT: "TTFT", Objective.TPOT: "TPOT", Objective.LATENCY: "E2E"}
+_PROXIES: Final = {"layers": "parameters of layers", "active": "active parameters of layers", "all": "parameters"}
+
+
+def title(result: ArchitectureSearch) -> str:
+    """The model whose shape is searched, and the device."""
+    return f"Shapes of {result.space.name} on {result.hardware.title}"
+
+
+def headline(result: ArchitectureSearch) -> str:
+    """The request, the space, and the largest shape within the targets."""
+    request = result.request
+    generated = f", {request.gen} generated" if request.gen else ""
+    axes = ", ".join(f"{axis} {_values(values)}" for axis, values in result.space.axes.items())
+    targets = " and ".join(
+        f"{_TIMES[Objective(name.removesuffix('_s'))]} <= {seconds(limit)}"
+        for name, limit in result.targets.given().items()
+    )
+    within = f"{result.within:,} fit and meet {targets}" if targets else f"{result.fitting:,} fit"
+    return (
+        f"{title(result)}: batch {request.batch}, prompt {request.prompt}{generated}. {result.candidates:,} "
+        f"combinations of {axes}: {within}. {_outcome(result)}"
+    )
+
+
+def _values(values: tuple[int, ...]) -> str:
+    return f"{values[0]}" if len(values) == 1 else f"{min(values)} to {max(values)} ({len(values)})"
+
+
+def _outcome(result: ArchitectureSearch) -> str:
+    largest, expected = result.largest, result.largest_expected
+    if largest is None:
+        smallest = min(map(float, result.numbers.total_bytes))
+        if smallest > result.hardware.capacity:
+            return f"Does not fit: the smallest needs {si(smallest)}B of {si(result.hardware.capacity)}B."
+        return "None is within the targets."
+    sentence = f"Largest at the bound: {_named(largest)}, {_size(largest, result)}."
+    if largest.evaluation.expected is None:
+        return sentence
+    if expected is None:
+        return f"{sentence} None of the front meets the targets as expected."
+    return f"{sentence} Largest of the front as expected: {_named(expected)}, {_size(expected, result)}."
+
+
+def _named(one: Shape) -> str:
+    return ", ".join(f"{axis} {value}" for axis, value in one.axes.items())
+
+
+def _size(one: Shape, result: ArchitectureSearch) -> str:
+    return f"{si(one.proxy)} {_PROXIES[result.proxy]}"
+
+
+def tables(result: ArchitectureSearch) -> list[Table]:
+    """A row for each evaluated shape of the front, and for the model itself."""
+    if not result.front:
+        return []
+    time = _TIMES[result.by]
+    extent = f"{len(result.front)} of {counted(result.front_size, 'shape')}" if _is_part(result) else "All shapes"
+    return [
+        Table(
+            title="Pareto front, the fastest first",
+            about=f"{extent} that fit and meet the targets, and than which none is faster and larger. Size: "
+            f"{_PROXIES[result.proxy]}. Expected: whether it meets the targets as expected.",
+            head=(*result.space.axes, "size", "params", f"{time} >=", "expected", "within", "memory"),
+            words=("within",),
+            body=tuple(_row(one, result) for one in result.front),
+        ).without(*(() if result.targets.given() else ("within",)))
+    ]
+
+
+def _is_part(result: ArchitectureSearch) -> bool:
+    return len(result.front) < result.front_size
+
+
+def _row(one: Shape, result: ArchitectureSearch) -> tuple[Item, ...]:
+    evaluation = one.evaluation
+    total = float(evaluation.memory_bytes)
+    expected = one.expected(result.by)
+    is_within = bool(result.targets.met(evaluation.likely))
+    return (
+        *(Item(text=str(value), key=value) for value in one.axes.values()),
+        Item(text=si(one.proxy), key=one.proxy),
+        Item(text=si(one.model.parameters), key=one.model.parameters),
+        time_item(one.bound_s(result.by)),
+        Item(text=between(*expected.numbers()), key=float(expected.expected)) if expected else DASH,
+        Item(text="yes" if is_within else "no", alarm=not is_within) if expected else DASH,
+        Item(text=f"{si(total)}B", key=total),
+    )
+
+
+def remarks(result: ArchitectureSearch) -> list[str]:
+    """The model itself, fields that follow the width, and combinations that are no model."""
+    base = result.base
+    bound, expected = base.bound_s(result.by), base.expected(result.by)
+    about = f", expected {between(*expected.numbers())}" if expected else ""
+    size = f"{si(base.proxy)} {_PROXIES[result.proxy]}"
+    sentences = [f"{result.space.name} itself: {size}, {_TIMES[result.by]} >= {seconds(bound)}{about}."]
+    followers = [axis for axis in result.space.columns if axis not in result.space.axes]
+    if followers:
+        sentences.append(f"Not varied, so they follow: {', '.join(followers)} (`llmviewer docs sweeps`).")
+    if result.refused:
+        sentences.append(
+            f"{counted(result.refused, 'combination')} left out: the heads do not divide the width, or the config "
+            "contradicts itself."
+        )
+    return sentences
+
+
+def basis(_: ArchitectureSearch) -> str:
+    """The meaning of the numbers."""
+    return (
+        f"{BOUNDS}. Parameters stand for quality, which is not computed (arXiv:2203.02094 measured how well they rank "
+        "decoders)."
+    )
+
+
+def _cards(result: ArchitectureSearch) -> list[Card]:
+    if result.largest is None:
+        return [Card(label="shapes", value="none", about="fits and meets the targets", alarm=True)]
+    shapes = {"largest at the bound": result.largest, "largest as expected": result.largest_expected}
+    return [
+        Card(label=label, value=si(one.proxy), about=f"{_PROXIES[result.proxy]}: {_named(one)}")
+        for label, one in shapes.items()
+        if one and (one.evaluation.expected or label == "largest at the bound")
+    ]
+
+
+def _pictures(result: ArchitectureSearch) -> list[list[Picture | Table]]:
+    times = getattr(result.numbers, f"{result.by}_s")
+    if not result.front or all(map(isnan, times)):
+        return []
+    from .search_figures import front_figure
+
+    return [[picture(front_figure(result, _TIMES[result.by], _PROXIES[result.proxy]), "front")]]
+
+
+def _more(result: ArchitectureSearch) -> list[Command]:
+    """A finer search around the largest shape."""
+    found = result.largest_expected or result.largest
+    if found is None:
+        return []
+    over = [word for axis, values in result.space.axes.items() for word in ("--over", _near(axis, values, found))]
+    targets = [
+        word
+        for name, limit in result.targets.given().items()
+        for word in (f"--{name.removesuffix('_s')}", f"{limit:g}")
+    ]
+    words = ("llmviewer", "search", result.space.name, result.hardware.name, *over, *targets)
+    return [Command(purpose="A finer search around the largest:", words=words)]
+
+
+def _near(axis: str, values: tuple[int, ...], found: Shape) -> str:
+    """The axis at finer steps between the neighbours of its value."""
+    ordered, value = sorted(values), found.axes[axis]
+    place = ordered.index(value)
+    low, high = ordered[max(place - 1, 0)], ordered[min(place + 1, len(ordered) - 1)]
+    step = next((s for s in (128, 64, 32, 16, 8, 4, 2, 1) if s * 4 <= high - low and not (high - low) % s), 0)
+    return f"{axis}={low}..{high}+{step}" if step else f"{axis}={value}"
+
+
+REPORT: Final = Report[ArchitectureSearch](
+    name="search", title=title, headline=headline, tables=tables, remarks=remarks, basis=basis, cards=_cards,
+    pictures=_pictures, more=_more,
+)  # fmt: skip

@@ -24,7 +24,13 @@ from .tables import DASH, Item, Table, digits, number_item, time_item
 _NAMES: Final = {
     "wait_s": "queue time", "ttft_s": "TTFT", "tpot_s": "TPOT", "gap_s": "max ITL", "latency_s": "E2E latency",
 }  # fmt: skip
+_TASK_NAMES: Final = {
+    "latency_s": "E2E latency", "serving_s": "without waits", "calls": "requests", "prompt": "input tokens",
+    "cached": "cached input tokens",
+}  # fmt: skip
+_UNITS: Final = {"": "req", "session": "sessions", "task": "tasks"}  # by kind of calls
 _STATISTICS: Final = {"mean": "mean of all", "p50": "median of all"}
+_SUMMARY: Final = ("mean", *(f"p{q}" for q in PERCENTILES), "max")
 _NOTABLE_FIRST_ROUND: Final = 1.5  # ratio of mean TTFTs from which the first round is reported
 _NOTABLE_DRAIN: Final = 0.1  # share of the span from which the drain is reported
 _ROUGH_CHUNKS: Final = 4  # chunks per prompt from which the closed-form TTFT is rough
@@ -64,8 +70,15 @@ def beyond(model: Model, tokens: int) -> list[str]:
 
 
 def title(result: Simulation) -> str:
-    """The model, its devices and the number of requests."""
-    return f"{result.setting.model.title} on {devices(result)}: {counted(len(result.traffic), 'request')}"
+    """The model, its devices and the number of requests, and of sessions or tasks."""
+    traffic, kind = result.traffic, _kind(result.traffic)
+    tasks = f" of {counted(traffic.task_count, kind)}" if kind else ""
+    return f"{result.setting.model.title} on {devices(result)}: {counted(len(traffic), 'request')}{tasks}"
+
+
+def _kind(traffic: Traffic) -> str:
+    """Kind of tasks: "session" or "task"; "" if each request is by itself."""
+    return traffic.calls.kind if traffic.calls else ""
 
 
 def devices(result: Simulation) -> str:
@@ -91,7 +104,7 @@ def preempted(times: int, usage: Usage) -> list[str]:
 def _first_round(run: Simulation) -> list[str]:
     """TTFT of the requests that come together at the start of a closed loop, beside others and what is published."""
     clients = run.traffic.in_flight or 0
-    if not 1 < clients < len(run.traffic):
+    if run.traffic.calls or not 1 < clients < len(run.traffic):
         return []
     first, later = (float(np.mean(part)) for part in np.split(run.ttft_s, [clients]))
     if not run.client and first < _NOTABLE_FIRST_ROUND * later:
@@ -107,7 +120,10 @@ def _prefix_cache(result: Simulation) -> list[str]:
     """Prefix cache: the share of prompts that could hit it, and the share that did."""
     if result.traffic.blocks is None:
         return []
-    repeated = f"Prefix cache: {result.traffic.repeated:.1%} of the prompt tokens repeat a prefix of an earlier prompt"
+    source = "conversation" if result.traffic.calls else "prompt"
+    repeated = (
+        f"Prefix cache: {result.traffic.repeated:.1%} of the prompt tokens repeat a prefix of an earlier {source}"
+    )
     if result.reads:
         return [f"{repeated} and are never recomputed: the prefix cache of prefill replicas is unlimited here."]
     evicted = f"; {result.usage.evicted:,.0f} tokens were evicted for lack of memory" if result.usage.evicted else ""
@@ -125,7 +141,7 @@ def lengths(traffic: Traffic) -> str:
 def headline(result: Simulation) -> str:
     """The request in one line."""
     traffic = result.traffic
-    rate = f"at {digits(traffic.rate)} req/s" if traffic.rate < np.inf else "all at the start"
+    rate = f"at {digits(traffic.task_rate)} {_UNITS[_kind(traffic)]}/s" if traffic.rate < np.inf else "all at the start"
     rate = f"concurrency {traffic.in_flight}" if traffic.in_flight else rate
     order = "" if result.reads else f", {result.policy}"
     order = f", {result.setting.engine.title}{order}" if result.setting.engine else order
@@ -162,8 +178,8 @@ def remarks(result: Simulation) -> list[str]:
     if likely.drained > _NOTABLE_DRAIN and likely.traffic.in_flight:
         lines.append(
             f"Drain: in the last {likely.drained:.0%} of the {seconds(likely.span_s)}, fewer than "
-            f"{likely.traffic.in_flight} requests are running, which lowers the throughput. More requests (--requests) "
-            "reduce that share."
+            f"{likely.traffic.in_flight} {_kind(likely.traffic) or 'request'}s are running, which lowers the "
+            "throughput. More requests (--requests) reduce that share."
         )
     elif likely.drained > _NOTABLE_DRAIN:
         lines.append(
@@ -184,20 +200,40 @@ def tables(result: Simulation) -> list[Table]:
     """Latencies of requests, expected and at the bound, and throughput."""
     bound = _times(result, "Latency at the bound", about=True)
     expected = [_times(result.expected, "Latency, expected", about=False)] if result.expected else []
-    return [*expected, bound, _service(result)]
+    return [*expected, bound, *_tasks(result), _service(result)]
+
+
+def _tasks(result: Simulation) -> Iterator[Table]:
+    """Sessions or tasks as wholes, expected and at the bound."""
+    for run, basis_of in ((result.expected, ", expected"), (result, " at the bound")):
+        if not run or not run.tasks:
+            continue
+        body = []
+        for key, values in run.tasks.metrics.items():
+            show = time_item if key.endswith("_s") else number_item
+            figures = summary(values)
+            cells = (show(np.nan if (value := figures[name]) is None else value) for name in _SUMMARY)
+            body.append((Item(text=_TASK_NAMES[key]), *cells))
+        kind = run.tasks.kind
+        about = (
+            "Without waits: the longest chain of its requests, without think times and tools." if run is result else ""
+        )
+        yield Table(
+            title=f"{kind.capitalize()}s{basis_of}", about=about, head=(f"per {kind}", *_SUMMARY),
+            words=(f"per {kind}",), body=tuple(body),
+        )  # fmt: skip
 
 
 def _times(result: Simulation, name: str, *, about: bool) -> Table:
-    names = ("mean", *(f"p{q}" for q in PERCENTILES), "max")
     body = []
     for key, values in result.metrics.items():
         figures = summary(values)
-        cells = (time_item(np.nan if (value := figures[name]) is None else value) for name in names)
+        cells = (time_item(np.nan if (value := figures[name]) is None else value) for name in _SUMMARY)
         body.append((Item(text=_NAMES[key]), *cells))
     return Table(
         title=name,
         about="ITL: time between two output tokens of a request; max ITL is its longest." if about else "",
-        head=("per request", *names),
+        head=("per request", *_SUMMARY),
         words=("per request",),
         body=tuple(body),
     )
@@ -253,6 +289,9 @@ def _quantities(run: Simulation) -> Iterator[tuple[str, tuple[Item, Item]]]:
     yield "request throughput (req/s)", (number_item(run.requests_per_s), DASH)
     max_rate = closed.max_rate * run.replicas if closed else None
     yield "max request throughput (req/s)", (DASH, _optional_number(max_rate))
+    if kind := _kind(run.traffic):
+        yield f"{_UNITS[kind]} per second", (number_item(run.tasks_per_s), DASH)
+        yield f"USD per {kind}", (number_item(run.usd_per_task), DASH)
     yield "output token throughput (tok/s)", (number_item(run.tokens_per_s), DASH)
     yield "tokens/J at TDP", (number_item(run.tokens_per_joule), DASH)
     yield "tokens/USD", (number_item(run.tokens_per_dollar), DASH)

@@ -17,8 +17,9 @@ from .comparing import hardware_option, named
 from .progress import with_progress, with_progress_bar
 
 _QUEUE_DEFAULTS: Final = {  # defaults of options about arrivals, latency targets and separate prefill
-    "arrivals": None, "concurrency": None, "client": None, "prefill_replicas": 0, "prefill_hardware": None,
-    "prefill_layout": None, "kv_transfer": None, "kv_link": None, "ttft": inf, "tpot": inf,
+    "arrivals": None, "concurrency": None, "client": None, "session_turns": None, "think_time": None,
+    "system_prompt": None, "prefill_replicas": 0, "prefill_hardware": None, "prefill_layout": None,
+    "kv_transfer": None, "kv_link": None, "ttft": inf, "tpot": inf,
 }  # fmt: skip
 
 
@@ -88,6 +89,24 @@ def _in_flight(_: click.Context, parameter: click.Parameter, value: str | None) 
     "(sglang.bench_serving): their number, and lengths that it draws for the numbers of --prompt and --gen.",
 )
 @click.option("--gen-lengths", "--gen", metavar="LENGTHS", help="Output tokens, likewise. Default: 128.")
+@click.option(
+    "--session-turns",
+    metavar="N",
+    help="Turns of a session, a number or as for --prompt: each repeats the conversation before it, and --prompt is "
+    "its new input. --rate is of sessions, --concurrency of users with one session each.",
+)
+@click.option(
+    "--think-time",
+    metavar="TIME",
+    help="With --session-turns, time from an answer to the next turn: 10, '500 ms', exponential:MEAN or "
+    "uniform:LEAST-MOST. Default: 0.",
+)
+@click.option(
+    "--system-prompt",
+    type=shared.WHOLE_NUMBER,
+    metavar="TOKENS",
+    help="With --session-turns, input tokens with which every session begins. Default: 0.",
+)
 @click.option(
     "--policy",
     metavar="POLICY",

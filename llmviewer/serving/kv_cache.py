@@ -13,7 +13,7 @@ from .lengths import Tokens
 from .policy import Policy
 from .prefix_cache import PrefixBlock, Prompt
 from .steps import Steps
-from .traffic import TRACE_BLOCK_TOKENS, Traffic
+from .traffic import Traffic
 
 
 @frozen(kw_only=True)
@@ -60,15 +60,13 @@ class Caches:
     cached  cached tokens of each prompt
     common  tokens of that shared prefix
     ahead   draft tokens for which each sequence also has room
-    prompt  tokens of each prompt, and `names` of its blocks, if the traffic has them
     """
 
     blocks: Blocks
     cached: Tokens
     common: Tokens
     ahead: int
-    prompt: Tokens
-    names: tuple[tuple[int, ...], ...] | None
+    traffic: Traffic
 
     @classmethod
     def of(cls, steps: Steps, traffic: Traffic, policy: Policy, size: int) -> Self:
@@ -95,23 +93,23 @@ class Caches:
             room_bytes=all_blocks.room_bytes - shared_bytes, size=size, sequence_bytes=all_blocks.sequence_bytes
         )
         return cls(
-            blocks=blocks, cached=cached_tokens, common=common, ahead=steps.draft_tokens, prompt=traffic.prompt,
-            names=traffic.blocks,
+            blocks=blocks, cached=cached_tokens, common=common, ahead=steps.draft_tokens, traffic=traffic
         )  # fmt: skip
 
     @property
     def named(self) -> bool:
         """Whether prefix-cache hits follow from the names of blocks."""
-        return self.names is not None
+        return self.traffic.blocks is not None
 
     def own_of_one(self, request: int, tokens: int) -> float:
         return self.blocks.bytes_of_one(tokens - int(self.common[request]) + self.ahead)
 
     def of_prompt(self, request: int) -> Prompt:
-        """The shareable blocks of a prompt; none without names."""
-        if self.names is None:
+        """The shareable blocks of a request; none without names."""
+        if self.traffic.blocks is None:
             return ()
-        names = self.names[request]
-        ends = np.minimum(TRACE_BLOCK_TOKENS * np.arange(len(names) + 1), self.prompt[request])
+        names = self.traffic.blocks[request]
+        ends = np.concatenate(([0], self.traffic.block_ends(request, self.blocks.size)))
         nbytes = np.diff(self.blocks.sequence_bytes[-(-ends // self.blocks.size)])
-        return tuple(map(PrefixBlock, names, np.diff(ends).tolist(), nbytes.tolist()))
+        blocks = zip(names, np.diff(ends).tolist(), nbytes.tolist(), strict=True)
+        return tuple(PrefixBlock(*block) for block in blocks if block[1])

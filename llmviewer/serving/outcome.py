@@ -20,9 +20,11 @@ from ..records import RenamedField, frozen
 from ..rows import Rows
 from ..setting import Setting
 from ..units import seconds, significant, time_s
+from .lengths import Tokens
 from .metrics import Usage
 from .policy import Policy
 from .steady import SteadyState
+from .task_times import TaskTimes
 from .traffic import Times, Traffic
 
 SCHEMA_VERSION: Final = 1  # of to_dict()
@@ -128,6 +130,7 @@ class Simulation(Rows):
     servers   ranks of all replicas that take steps independently of each other
     client    name of the benchmark client whose requests these are, in a closed loop; "" if none was named
     closed    closed-form means for one replica; None with separate prefill replicas, or if ranks wait for each other
+    cached    tokens of each prompt found in the prefix cache when it was admitted
     reading_utilization  share of the time until the last prefill ends in which a prefill replica is busy
     """
 
@@ -148,6 +151,7 @@ class Simulation(Rows):
     first_s: Times = field(repr=False)
     finish_s: Times = field(repr=False)
     gap_s: Times = field(repr=False)
+    cached: Tokens = field(repr=False)
     preemptions: int
     usage: Usage
     closed: SteadyState | None
@@ -258,6 +262,26 @@ class Simulation(Rows):
         return float(per_dollar(self.tokens_per_s, self._devices, self.years))
 
     @cached_property
+    def tasks(self) -> TaskTimes | None:
+        """Sessions of several turns, or tasks of several calls; None if each request is by itself."""
+        if not self.traffic.calls:
+            return None
+        return TaskTimes.of(
+            self.traffic.calls, arrival_s=self.traffic.arrival_s, finish_s=self.finish_s, prompt=self.traffic.prompt,
+            cached=self.cached,
+        )  # fmt: skip
+
+    @property
+    def tasks_per_s(self) -> float:
+        """Sessions or tasks that finish per second; requests without calls. [1/s]"""
+        return self.traffic.task_count / self.span_s
+
+    @property
+    def usd_per_task(self) -> float:
+        """Cost of a session or task, with all devices paid for all the time; nan if unknown. [USD]"""
+        return float(np.mean(self.traffic.gen)) * len(self.traffic) / self.traffic.task_count / self.tokens_per_dollar
+
+    @cached_property
     def in_system(self) -> tuple[Times, Times]:
         """Moments, and the number of unfinished requests from then on."""
         return _count_over_time(self.traffic.arrival_s, self.finish_s)
@@ -320,8 +344,9 @@ class Simulation(Rows):
             "max_batch": self.max_batch, "block": self.block, "seed": self.seed, "requests": len(self.traffic),
             "empty_requests": self.traffic.empty,
             "later_requests": self.traffic.later,
-            "rate": None if self.traffic.in_flight else self.traffic.rate, "concurrency": self.traffic.in_flight,
+            "rate": None if self.traffic.in_flight else self.traffic.task_rate, "concurrency": self.traffic.in_flight,
             "client": self.client or None,
+            "tasks": self.traffic.task_count if self.traffic.calls else None,
             "mean_prompt": float(np.mean(self.traffic.prompt)),
             "mean_gen": float(np.mean(self.traffic.gen)), "ttft_s": self.goals.ttft_s,
             "tpot_s": self.goals.tpot_s, "years": self.years,
@@ -359,6 +384,7 @@ class Simulation(Rows):
             "preemptions": self.preemptions,
             "usage": asdict(self.usage),
             "repeated": self.traffic.repeated,
+            "tasks": self._task_numbers(),
             "tokens_per_joule_at_tdp": self.tokens_per_joule,
             "tokens_per_dollar": self.tokens_per_dollar,
             "limit": self.limit,
@@ -368,12 +394,29 @@ class Simulation(Rows):
             ],
         }
 
+    def _task_numbers(self) -> dict[str, Any] | None:
+        """Results of sessions or tasks, for the JSON document."""
+        if not self.tasks:
+            return None
+        figures = {name: summary(values) for name, values in self.tasks.metrics.items()}
+        return {
+            "kind": self.tasks.kind, "count": len(self.tasks), **figures, "per_s": self.tasks_per_s,
+            "usd": self.usd_per_task,
+        }  # fmt: skip
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """Rows of the CSV table, one per request. [s], [tokens]"""
         columns = {"arrival_s": self.traffic.arrival_s, "prompt": self.traffic.prompt, "gen": self.traffic.gen}
+        calls = self.traffic.calls
+        if calls:
+            columns = {calls.kind: calls.task} | columns
         for prefix, run in (("", self), ("expected_", self.expected)):
-            names = ("start_s", "first_s", "finish_s", "gap_s") if run else ()
-            columns |= {f"{prefix}{name}": getattr(run, name) for name in names}
+            if run:
+                columns |= {
+                    f"{prefix}{name}": getattr(run, name) for name in ("start_s", "first_s", "finish_s", "gap_s")
+                }
+            if run and calls:
+                columns |= {f"{prefix}arrival_s": run.traffic.arrival_s, f"{prefix}cached": run.cached}
         for values in zip(*(column.tolist() for column in columns.values()), strict=True):
             yield dict(zip(columns, values, strict=True))
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class PrefixBlock(NamedTuple):
-    """A block of a prompt; prompts that are equal up to its end share it. [tokens], [B]"""
+    """A block of a prompt or its answer; requests that are equal up to its end share it. [tokens], [B]"""
 
     id: int
     tokens: int

@@ -51,14 +51,22 @@ class RunningBatch:
         return len(self.decoding) + len(self.prefilling)
 
     @property
-    def newest(self) -> int:
-        """The running request that arrived last; -1 if none is running."""
-        return max((*self.decoding, *self.prefilling), default=-1)
+    def newest(self) -> tuple[int, int]:
+        """The running request that arrived last, after its place in the order of arrivals; -1 if none is running."""
+        place = self._requests.arrivals.place
+        return max(((place[request], request) for request in (*self.decoding, *self.prefilling)), default=(-1, -1))
 
     @property
     def remaining_steps(self) -> float:
         """Decode steps until a sequence finishes; inf without any."""
         return self._next_end - self.steps
+
+    def computed_tokens(self, request: int) -> int:
+        """Tokens of a running request in the KV cache."""
+        if request in self.prefilling:
+            return self.prefilling[request]
+        passes = self.steps - self._starts[self.decoding.index(request)]
+        return self._requests.prompt[request] + self._requests.progress.written_by(request, passes) - 1
 
     def kv_bytes(self, steps: int = 0) -> float:
         """KV memory of the decode batch after `steps` more decode steps. [B]"""

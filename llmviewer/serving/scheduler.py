@@ -40,7 +40,7 @@ class Scheduler:
     max_batch            maximum running sequences per rank
     totals               fields of Usage so far, to which cached and evicted tokens are added
     kv_budget_bytes      KV memory of each rank [B]
-    prompt_blocks        shareable KV blocks of a prompt; cached, as the head of the queue is tried in every step
+    prompt_blocks        shareable KV blocks of a request; cached, as the head of the queue is tried in every step
     waiting              queue in the order of arrival; preempted requests are in front
     blocked_by           field of Usage for the time in which the head of the queue waits for memory, or for a place in
                          the batch; "" if it does not
@@ -65,7 +65,7 @@ class Scheduler:
         self.kv_budget_bytes = caches.blocks.room_bytes
         self.prompt_blocks = lru_cache(maxsize=1)(caches.of_prompt)
         kv_prompt = (
-            caches.prompt - caches.common + caches.ahead - 1
+            caches.traffic.prompt - caches.common + caches.ahead - 1
         ).tolist()  # the last token is not in the cache yet
         self.ranks = [
             Rank([RunningBatch(rank, requests, caches.blocks, kv_prompt) for _ in range(steps.micro_batches)])
@@ -118,7 +118,7 @@ class Scheduler:
         if isnan(requests.admitted_s[request]):
             requests.admitted_s[request], requests.cached_tokens[request] = now_s, cached_tokens
         if requests.generated[request] and not requests.preemptions[request]:  # arrived with its KV cache
-            requests.first_token_s[request] = requests.last_token_s[request] = requests.arrival_s[request]
+            requests.first_token_s[request] = requests.last_token_s[request] = requests.arrivals.arrival_s[request]
             self.start_decoding(batch, [request], now_s)
         else:
             batch.prefilling[request] = cached_tokens
@@ -171,10 +171,10 @@ class Scheduler:
     def preempt_newest(self, rank: Rank) -> None:
         """Preempts the newest request of a rank by recomputation (arXiv:2309.06180); it waits in front of the queue."""
         batch = max(rank.batches, key=attrgetter("newest"))
-        request = batch.newest
+        _, request = batch.newest
         self._evict_idle(rank, self.kv_budget_bytes)
-        computed_tokens = batch.prefilling.pop(request, inf)
-        if computed_tokens < inf:
+        computed_tokens = batch.computed_tokens(request)
+        if batch.prefilling.pop(request, None) is not None:
             batch.reserved_bytes -= self.admission_bytes(request)
         self.release_prompts(rank, (request,), computed_tokens)
         batch.remove([request])
@@ -216,7 +216,7 @@ class Scheduler:
         if not self.caches.named:
             preempted = self.requests.preemptions[request]  # blocks of its own are lost, those common to all are not
             return int((self.caches.common if preempted else self.caches.cached)[request])
-        blocks, last_token = self.prompt_blocks(request), self.requests.prompt[request] - 1
+        blocks, last_token = self.prompt_blocks(request), self.requests.num_tokens(request) - 1
         cached_tokens = min(rank.prefix_cache.hit_tokens(blocks), last_token)  # whose logits give the first output
         rank.prefix_cache.acquire(request, blocks)
         self._evict_idle(rank, used_bytes)
@@ -226,7 +226,7 @@ class Scheduler:
         """Makes the prompt blocks of requests that stop running idle; first evicts idle blocks whose memory decoding
         sequences have grown into.
 
-        computed_tokens  computed tokens of an incomplete prefill; blocks beyond them do not exist
+        computed_tokens  computed tokens of requests that are not finished; blocks beyond them do not exist
         """
         if self.caches.named:
             self._evict_idle(rank, self.used_bytes(rank))

@@ -67,7 +67,6 @@ class _Server:
     """State of a server between two steps.
 
     totals       fields of Usage so far
-    num_arrived  number of requests that the scheduler has seen
     launched_s   start of the last step, before which the next one was scheduled if steps are launched ahead
     unpolled     decode steps since the scheduler last looked for requests; policy.poll or more: it looks now
     """
@@ -81,25 +80,26 @@ class _Server:
         caches = Caches.of(steps, traffic, policy, block)
         self.scheduler = Scheduler(steps, policy, max_batch, caches, self.requests, totals=self.totals)
         self.batches = self.scheduler.batches
-        self.clock_s, self.num_arrived, self.peak_bytes = 0.0, 0, 0.0
+        self.arrivals = self.requests.arrivals
+        self.clock_s, self.peak_bytes = 0.0, 0.0
         self.launched_s, self.unpolled, self._ahead = 0.0, policy.poll, frontend.ahead
 
     @property
     def _finished(self) -> int:
-        return self.num_arrived - len(self.scheduler.waiting) - self.scheduler.num_running
+        return self.arrivals.count - len(self.scheduler.waiting) - self.scheduler.num_running
 
     def run(self, progress: Callable[[int], object]) -> Served:
         requests, scheduler = self.requests, self.scheduler
-        while self.num_arrived < len(requests) or scheduler.waiting or scheduler.num_running:
+        while self.arrivals.count < len(requests) or scheduler.waiting or scheduler.num_running:
             self._queue_arrivals()
             if not (scheduler.waiting or scheduler.num_running):
-                self.clock_s = requests.ready_s[self.num_arrived]
+                self.clock_s = self.arrivals.next_ready_s
                 continue
             scheduler.admit_waiting(self.clock_s)
             self._step()
             progress(self._finished)
         return Served(
-            arrival_s=np.array(requests.arrival_s), start_s=np.array(requests.admitted_s),
+            arrival_s=np.array(self.arrivals.arrival_s), start_s=np.array(requests.admitted_s),
             first_s=np.array(requests.first_token_s), finish_s=np.array(requests.finish_s),
             gap_s=np.array(requests.max_gap_s), preempted=np.array(requests.preemptions),
             known=np.array(requests.cached_tokens), usage=self._usage(self.totals),
@@ -147,9 +147,8 @@ class _Server:
             return
         self.unpolled = 0
         seen_until_s = self.launched_s if self._ahead and not idle else self.clock_s
-        while self.num_arrived < len(self.requests) and self.requests.ready_s[self.num_arrived] <= seen_until_s:
-            self.scheduler.waiting.append(self.num_arrived)
-            self.num_arrived += 1
+        while self.arrivals.next_ready_s <= seen_until_s:
+            self.scheduler.waiting.append(self.arrivals.take())
 
     def _step(self) -> None:
         """Runs a step, or decode steps up to the next event, or preempts a request in place of a step."""
@@ -224,7 +223,7 @@ class _Server:
         """Runs decode steps until a sequence finishes, KV memory is full, or a request arrives that may be admitted;
         `max_steps` at most.
         """
-        requests, scheduler = self.requests, self.scheduler
+        scheduler = self.scheduler
         remaining_steps = min([batch.remaining_steps for batch in self.batches])
         steps = self._fitting_steps(int(min(remaining_steps, max_steps)))
         if not steps and (rank := scheduler.overflowing_rank(1)):
@@ -235,8 +234,8 @@ class _Server:
             for completed_steps in (0, steps - 1)
         )
         slope_s = (last_s - first_s) / max(steps - 1, 1)
-        if not self.policy.drains and not scheduler.waiting and self.num_arrived < requests.sent:
-            until_ready_s = requests.ready_s[self.num_arrived] - self.clock_s
+        if not self.policy.drains and not scheduler.waiting and self.arrivals.next_ready_s < inf:
+            until_ready_s = self.arrivals.next_ready_s - self.clock_s
             steps = min(steps, self._steps_until_seen(until_ready_s, first_s, slope_s))
         total_s = steps * (first_s + slope_s * (steps - 1) / 2)
         self._advance_clock(total_s, "decoding_s")

@@ -23,7 +23,9 @@ from ..parallel.layout import Layout
 from ..parameters import KvLink, KvTransfer
 from ..setting import Setting, layout_of, setting_of, whole_number
 from ..techniques import overrides
+from .calls import drawn_sessions
 from .clients import client_length, find_client
+from .delays import parse_delays
 from .lengths import Lengths, parse_lengths
 from .metrics import Served, Usage
 from .outcome import DEFAULT_MAX_BATCH, Goals, Simulation
@@ -56,6 +58,9 @@ def simulate(
     prompt_lengths: int | str | None = None,
     gen_lengths: int | str | None = None,
     client: str | None = None,
+    session_turns: int | str | None = None,
+    think_time: float | str | None = None,
+    system_prompt: int | None = None,
     policy: str | None = None,
     requests: int | None = None,
     seed: int = 0,
@@ -83,9 +88,15 @@ def simulate(
     gen_lengths       the same; None: 128 [tokens]
     client            with concurrency, one of CLIENTS, whose number of requests and lengths apply; prompt_lengths and
                       gen_lengths are then whole numbers
+    session_turns     turns of a session, as prompt_lengths; prompts are then new input of a turn, each of which repeats
+                      the conversation before it. rate is of sessions, concurrency of users with one session each
+    think_time        with session_turns, time from an answer to the next turn: a number [s], "500 ms",
+                      exponential:MEAN or uniform:LEAST-MOST; None: 0
+    system_prompt     with session_turns, tokens with which every session begins; None: 0
     policy            one of POLICIES, optionally with tokens per step, `hold` and `poll`; None: that of the engine,
                       else "chunked:512"
-    requests          number of requests; None: 1000, and at least 10 of each client
+    requests          number of requests; None: 1000, and at least 10 of each client. Sessions are drawn until they
+                      have at least so many
     max_batch         maximum running sequences; None: the limit of the engine, else 256, or `concurrency` if larger
     block             tokens per block of the KV cache; None: that of the engine, else 16
     replicas          replicas of the model, each on the devices of `layout`; requests are assigned round-robin
@@ -110,10 +121,12 @@ def simulate(
         "kv_link": kv_link,
     }  # fmt: skip
     _check_prefill_replicas(prefill_replicas, prefill_options, policy)
+    sessions = _parse_sessions(session_turns, think_time, system_prompt)
     prefill_replicas = whole_number("prefill_replicas", prefill_replicas, least=0)
     seed = whole_number("seed", seed, least=0)
-    if concurrency is not None and prefill_replicas:
-        raise InputError("concurrency must be left out with prefill_replicas, whose closed loop is not simulated")
+    for name, is_given in (("concurrency", concurrency is not None), ("session_turns", sessions is not None)):
+        if is_given and prefill_replicas:
+            raise InputError(f"{name} must be left out with prefill_replicas, whose closed loop is not simulated")
     if client is not None:
         if concurrency is None:
             raise InputError(f"client must be left out without concurrency, its number of users; got {client!r}")
@@ -124,8 +137,9 @@ def simulate(
             for name, value in (("prompt_lengths", prompt_lengths), ("gen_lengths", gen_lengths))
         )
     traffic = _traffic(
-        rate, arrivals, concurrency, prompts=prompt_lengths, gens=gen_lengths, requests=requests, seed=seed
-    )
+        rate, arrivals, concurrency, prompts=prompt_lengths, gens=gen_lengths, requests=requests, seed=seed,
+        sessions=sessions,
+    )  # fmt: skip
     _check_span(traffic, "arrivals" if rate is None else "rate")
     transfer = arguments.enum_member("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
     link = arguments.enum_member("kv_link", kv_link or KvLink.SCALE_OUT, KvLink)
@@ -183,8 +197,9 @@ def _traffic(
     gens: int | str | None,
     requests: int | None,
     seed: int,
+    sessions: dict[str, Any] | None,
 ) -> Traffic:
-    """Requests with random arrivals, of a trace file, or of a closed loop.
+    """Requests with random arrivals, of a trace file, or of a closed loop; with `sessions` those of several turns.
 
     Raises InputError unless exactly one of them is given, and for arguments that would change nothing.
     """
@@ -202,7 +217,7 @@ def _traffic(
         )
     count = check_requests(max(_DEFAULT_REQUESTS, _MIN_REQUESTS_PER_CLIENT * clients) if requests is None else requests)
     if arrivals is not None:
-        for name, value in {"prompt_lengths": prompts, "gen_lengths": gens}.items():
+        for name, value in {"prompt_lengths": prompts, "gen_lengths": gens, "session_turns": sessions}.items():
             if value is not None:
                 raise InputError(
                     f"{name} must be left out with arrivals, a trace file with the lengths of each request"
@@ -215,27 +230,47 @@ def _traffic(
     if rate is None:
         if count < clients:
             raise InputError(f"requests must be at least the concurrency, {clients}; got {count}")
-        return closed_loop(in_flight=clients, **drawn)
-    arguments.check_numbers(rate=rate)
-    if not 0 < rate < inf:
-        raise InputError(f"rate must be a positive number of req/s; got {rate:g}")
-    return poisson(rate=rate, **drawn)
+    else:
+        arguments.check_numbers(rate=rate)
+        if not 0 < rate < inf:
+            raise InputError(f"rate must be a positive number of req/s; got {rate:g}")
+    if sessions is not None:
+        return drawn_sessions(rate=rate, in_flight=clients or None, **sessions, **drawn)
+    return closed_loop(in_flight=clients, **drawn) if rate is None else poisson(rate=rate, **drawn)
+
+
+def _parse_sessions(
+    session_turns: int | str | None, think_time: float | str | None, system_prompt: int | None
+) -> dict[str, Any] | None:
+    """Arguments of sessions of several turns; None without.
+
+    Raises InputError for invalid ones, and for those that would change nothing.
+    """
+    if session_turns is None:
+        for name, value in (("think_time", think_time), ("system_prompt", system_prompt)):
+            if value is not None:
+                raise InputError(f"{name} must be left out without session_turns, those of a session; got {value!r}")
+        return None
+    return {
+        "turns_per_session": parse_lengths(str(session_turns), "session_turns"),
+        "think": parse_delays(str(think_time or 0), "think_time"),
+        "system_tokens": whole_number("system_prompt", system_prompt or 0, least=0),
+    }  # fmt: skip
 
 
 def _check_span(traffic: Traffic, name: str) -> None:
     """Raises InputError if arrivals span so long that times of steps are rounded off; `name` is the argument."""
-    if not traffic.in_flight and (span := float(traffic.arrival_s[-1])) > _MAX_ARRIVAL_SPAN_S:
+    if not traffic.in_flight and (span := float(np.max(traffic.arrival_s))) > _MAX_ARRIVAL_SPAN_S:
         must = f"{name} must put all arrivals within {_MAX_ARRIVAL_SPAN_S:.0e} s, in which the clock resolves steps"
         raise InputError(f"{must}; got {span:.3g} s")
 
 
 def _check_hits(setting: Setting, traffic: Traffic) -> None:
-    """Raises InputError if a trace file and a technique both set cached tokens."""
+    """Raises InputError if a technique sets cached tokens, and a trace file or sessions do too."""
+    source = "session_turns, whose" if traffic.calls else "arrivals, a trace file with the"
     for one in setting.techniques:
         if traffic.cached is not None and overrides(one, "cached_prefix_tokens"):
-            raise InputError(
-                f"{one.name} must be left out with arrivals, a trace file with the cached tokens of each prompt"
-            )
+            raise InputError(f"{one.name} must be left out with {source} cached tokens of each prompt")
 
 
 def check_server_options(engine: Engine | None, policy: str | None, max_batch: int | None, tokens: int) -> None:
@@ -315,15 +350,16 @@ def _simulate_colocated(
         steps, traffic, servers, progress, block=common["block"], frontend=steps.frontend, **limits
     )
     hit_traffic = replace(traffic, cached=served.known) if traffic.blocks else traffic
-    has_closed_form = not traffic.in_flight and isfinite(offered) and steps.ranks == 1
+    sent_later = traffic.in_flight or traffic.calls
+    has_closed_form = not sent_later and isfinite(offered) and steps.ranks == 1
     closed = None
     if has_closed_form:
         closed = steady(steps, hit_traffic, rate=offered, **limits).behind(steps.frontend, traffic.prompt)
-    sent_traffic = replace(traffic, arrival_s=served.arrival_s) if traffic.in_flight else traffic
+    sent_traffic = replace(traffic, arrival_s=served.arrival_s) if sent_later else traffic
     return Simulation(
         setting=setting, servers=servers, policy=policy, closed=closed, start_s=served.start_s, first_s=served.first_s,
-        finish_s=served.finish_s, gap_s=served.gap_s, preemptions=int(np.sum(served.preempted)), usage=served.usage,
-        **(common | {"traffic": sent_traffic}),
+        finish_s=served.finish_s, gap_s=served.gap_s, cached=served.known,
+        preemptions=int(np.sum(served.preempted)), usage=served.usage, **(common | {"traffic": sent_traffic}),
     )  # fmt: skip
 
 
@@ -354,7 +390,7 @@ def _simulate_disaggregated(
     return Simulation(
         setting=writes, servers=servers, policy=policy, closed=None, reads=reads, prefill_replicas=prefill_replicas,
         reading_utilization=read.utilization, start_s=read.start_s, first_s=served.first_s[back],
-        finish_s=served.finish_s[back], gap_s=served.gap_s[back],
+        finish_s=served.finish_s[back], gap_s=served.gap_s[back], cached=reader.hit_tokens(traffic),
         preemptions=int(np.sum(served.preempted)), usage=served.usage, **common,
     )  # fmt: skip
 
@@ -362,9 +398,9 @@ def _simulate_disaggregated(
 def _serve_replicas(
     steps: Steps, traffic: Traffic, replicas: int, progress: Callable[[int], object], **options: Any
 ) -> Served:
-    """Simulates replicas to which requests are assigned round-robin, and merges their results."""
-    used = min(replicas, traffic.in_flight or len(traffic))
-    ids_by_replica = [np.arange(first, len(traffic), used) for first in range(used)]
+    """Simulates replicas to which requests, or whole sessions, are assigned round-robin, and merges their results."""
+    used = min(replicas, traffic.in_flight or traffic.task_count)
+    ids_by_replica = [np.flatnonzero(traffic.task % used == first) for first in range(used)]
     first_ids = (0, *accumulate(map(len, ids_by_replica)))
 
     def since(start: int) -> Callable[[int], object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from math import inf, nan
 from typing import Final
 
@@ -21,19 +22,63 @@ _OUTPUT_STREAM: Final = 1  # with the seed, for random numbers other than those 
 
 
 @frozen(kw_only=True)
-class Traffic:
-    """Requests in the order of their arrival.
+class Calls:
+    """Requests that wait for answers of others: turns of a session, or calls of an agent's task.
 
-    arrival_s  arrival, the first at 0 or later; inf in a closed loop until a client sends the request [s]
+    kind     "session" or "task"
+    task     session or task of each request, from 0 in the order of their first requests
+    parents  requests whose answers each request waits for, all of the same task and before it in the traffic
+    delay_s  time from the last of these answers to the request: think time, or that of tools [s]
+    """
+
+    kind: str
+    task: npt.NDArray[np.int64]
+    parents: tuple[tuple[int, ...], ...]
+    delay_s: Times
+
+    @property
+    def count(self) -> int:
+        """Number of sessions or tasks."""
+        return int(self.task[-1]) + 1 if len(self.task) else 0
+
+    @cached_property
+    def children(self) -> list[list[int]]:
+        """Requests that wait for each request."""
+        children: list[list[int]] = [[] for _ in self.parents]
+        for request, parents in enumerate(self.parents):
+            for parent in parents:
+                children[parent].append(request)
+        return children
+
+    def only(self, selection: npt.NDArray[np.intp]) -> Calls:
+        """The calls of a selection of whole tasks, in the same order."""
+        place = {request: i for i, request in enumerate(selection.tolist())}
+        return Calls(
+            kind=self.kind,
+            task=np.unique(self.task[selection], return_inverse=True)[1],
+            parents=tuple(tuple(place[parent] for parent in self.parents[request]) for request in selection),
+            delay_s=self.delay_s[selection],
+        )
+
+
+@frozen(kw_only=True)
+class Traffic:
+    """Requests in the order of their arrival; calls of tasks in the order in which they can arrive.
+
+    arrival_s  arrival, the first at 0 or later; inf in a closed loop until a client sends the request; of a request
+               that waits for answers, the earliest [s]
     prompt     input tokens of each
     gen        output tokens of each, the first of which comes with its prefill
     empty      rows of the trace file without output tokens, which are ignored
     later      requests of the trace file beyond the requested number
     cached     cached tokens of each prompt, if the trace file has them; if it names blocks, those of any prompt before
-    blocks     names of the blocks of each prompt, of HASHED tokens each but for the last, if the trace file has them;
-               prompts that are equal up to the end of a block have the same name there
+    blocks     names of the blocks of each prompt, and maybe of its answer, if they are known; requests that are equal
+               up to the end of a block have the same name there
+    ends       tokens up to the end of each of these blocks; a number: of all blocks but the last of a prompt
     drafted    output tokens by pass, if a pass may give several
-    in_flight  concurrency of a closed loop: as many arrive at 0, and each other request when one before it finishes
+    calls      dependencies between requests; None without any
+    in_flight  concurrency of a closed loop: as many requests (tasks, with calls) arrive at 0, and each other one when
+               one before it finishes
     """
 
     arrival_s: Times
@@ -43,7 +88,9 @@ class Traffic:
     later: int = 0
     cached: Tokens | None = None
     blocks: tuple[tuple[int, ...], ...] | None = None
+    ends: tuple[tuple[int, ...], ...] | int = TRACE_BLOCK_TOKENS
     drafted: Progress | None = None
+    calls: Calls | None = None
     in_flight: int | None = None
 
     def __len__(self) -> int:
@@ -54,6 +101,23 @@ class Traffic:
         """Mean arrival rate; inf if all arrive at once. [1/s]"""
         span = float(np.max(self.arrival_s))
         return len(self) / span if span > 0 else inf
+
+    @property
+    def task(self) -> npt.NDArray[np.int64]:
+        """Session or task of each request, from 0; each request by itself without calls."""
+        return self.calls.task if self.calls else np.arange(len(self))
+
+    @property
+    def task_count(self) -> int:
+        """Number of sessions or tasks; of requests without calls."""
+        return self.calls.count if self.calls else len(self)
+
+    @property
+    def task_rate(self) -> float:
+        """Mean arrival rate of sessions, tasks or else requests; inf if all arrive at once. [1/s]"""
+        first = self.arrival_s[np.unique(self.task, return_index=True)[1]]
+        span = float(np.max(first))
+        return self.task_count / span if span > 0 else inf
 
     @property
     def repeated(self) -> float:
@@ -80,22 +144,44 @@ class Traffic:
         generator = np.random.default_rng((seed, _OUTPUT_STREAM))
         return replace(self, drafted=Progress.drawn(self.gen, leaves, generator))
 
+    def block_ends(self, request: int, size: int) -> Tokens:
+        """Tokens up to the end of each named block of a request, in full cache blocks of `size` if they vary."""
+        assert self.blocks is not None
+        if isinstance(self.ends, int):
+            whole: Tokens = self.ends * np.arange(1, len(self.blocks[request]) + 1)
+            return np.minimum(whole, int(self.prompt[request]))
+        ends: Tokens = np.array(self.ends[request], dtype=np.int64) // size * size
+        return ends
+
     def only(self, selection: npt.NDArray[np.intp]) -> Traffic:
-        """A selection of the requests."""
+        """A selection of the requests, of whole tasks if they are calls."""
+        first = self.task[selection] < self.in_flight if self.in_flight else np.zeros(0)
         return Traffic(
             arrival_s=self.arrival_s[selection], prompt=self.prompt[selection], gen=self.gen[selection],
             cached=None if self.cached is None else self.cached[selection],
             blocks=self.blocks and tuple(self.blocks[place] for place in selection),
+            ends=self.ends if isinstance(self.ends, int) else tuple(self.ends[place] for place in selection),
             drafted=self.drafted and self.drafted.only(selection),
-            in_flight=self.in_flight and int(np.count_nonzero(selection < self.in_flight)),
+            calls=self.calls and self.calls.only(selection),
+            in_flight=self.in_flight and len(np.unique(self.task[selection][first])),
         )  # fmt: skip
 
 
+def poisson_arrivals(rate: float, count: int, generator: np.random.Generator) -> Times:
+    """Poisson arrivals, scaled to a mean rate of exactly `rate`, as one near the maximum could exceed it. [s]"""
+    moments: Times = np.cumsum(generator.exponential(size=count))
+    return moments * float(count / rate / moments[-1])
+
+
+def closed_loop_arrivals(in_flight: int, count: int) -> Times:
+    """Arrivals of a closed loop: `in_flight` at 0, the others when a client sends them. [s]"""
+    return np.where(np.arange(count) < in_flight, 0.0, inf)
+
+
 def poisson(*, rate: float, prompts: Lengths, gens: Lengths, requests: int, generator: np.random.Generator) -> Traffic:
-    """Poisson arrivals, scaled to a mean rate of exactly `rate`, as one near the maximum could otherwise exceed it."""
-    moments = np.cumsum(generator.exponential(size=requests))
+    """Requests with Poisson arrivals."""
     return Traffic(
-        arrival_s=moments * (requests / rate / moments[-1]),
+        arrival_s=poisson_arrivals(rate, requests, generator),
         prompt=prompts.draw(generator, requests),
         gen=gens.draw(generator, requests),
     )
@@ -106,7 +192,7 @@ def closed_loop(
 ) -> Traffic:
     """Requests of a closed loop of `in_flight` clients, each of which sends its next request when one finishes."""
     return Traffic(
-        arrival_s=np.where(np.arange(requests) < in_flight, 0.0, inf),
+        arrival_s=closed_loop_arrivals(in_flight, requests),
         prompt=prompts.draw(generator, requests),
         gen=gens.draw(generator, requests),
         in_flight=in_flight,

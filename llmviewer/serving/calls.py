@@ -1,0 +1,140 @@
+"""Requests of sessions and tasks: prompts that grow by earlier answers, and the blocks that they share."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from ..errors import InputError
+from .delays import Delays
+from .lengths import MAX_TOKENS, Lengths
+from .traffic import TRACE_BLOCK_TOKENS, Calls, Traffic, closed_loop_arrivals, poisson_arrivals
+
+MAX_CALLS: Final = 1_000_000
+_MAX_NAMES: Final = 20_000_000  # names of blocks, over all requests
+
+
+class Conversations:
+    """Calls in the order in which they can arrive, from which a Traffic is made.
+
+    Each prompt continues the conversation of an earlier call of its task, or begins with the system prompt. Its own
+    tokens, and those of its answer, are named in blocks of at most TRACE_BLOCK_TOKENS.
+    """
+
+    def __init__(self, kind: str, system_tokens: int = 0) -> None:
+        self.kind = kind
+        self.task: list[int] = []
+        self.arrival_s: list[float] = []
+        self.delay_s: list[float] = []
+        self.parents: list[tuple[int, ...]] = []
+        self.prompt: list[int] = []
+        self.gen: list[int] = []
+        self.shared: list[int] = []  # tokens of each prompt that an earlier call computed
+        self.names: list[tuple[int, ...]] = []
+        self.ends: list[tuple[int, ...]] = []
+        self._count_names = self._total_names = 0
+        self._system = self._blocks(0, system_tokens)
+        self._system_tokens = system_tokens
+
+    def __len__(self) -> int:
+        return len(self.prompt)
+
+    def add(
+        self, task: int, *, new: int, gen: int, arrival_s: float = 0.0, delay_s: float = 0.0,
+        parents: tuple[int, ...] = (), continues: int | None = None,
+    ) -> int:  # fmt: skip
+        """Adds a call, and returns its index.
+
+        arrival_s  arrival; of a call with parents, the earliest [s]
+        new        tokens of the prompt besides the conversation or system prompt that it begins with
+        parents    calls whose answers it waits for
+        continues  call whose prompt and answer it begins with; None: the system prompt
+        """
+        if continues is None:
+            begin, names, ends = self._system_tokens, *self._system
+            shared = begin if len(self) else 0
+        else:
+            begin, names, ends = (
+                self.prompt[continues] + self.gen[continues],
+                self.names[continues],
+                self.ends[continues],
+            )
+            shared = ends[-1]
+        prompt = begin + new
+        if prompt + gen > MAX_TOKENS:
+            raise InputError(f"a {self.kind} grows to {prompt + gen} tokens; they must be at most {MAX_TOKENS}")
+        for end in (prompt, prompt + gen - 1):  # the last output token is not computed
+            new_names, new_ends = self._blocks(ends[-1] if ends else 0, end)
+            names, ends = (*names, *new_names), (*ends, *new_ends)
+        self._total_names += len(names)
+        if len(self) >= MAX_CALLS or self._total_names > _MAX_NAMES:
+            raise InputError(
+                f"{self.kind}s must have at most {MAX_CALLS:,} calls and {_MAX_NAMES:,} blocks of prompts in all; use "
+                "fewer requests, or shorter ones"
+            )
+        self.task.append(task)
+        self.arrival_s.append(arrival_s)
+        self.delay_s.append(delay_s)
+        self.parents.append(parents)
+        self.prompt.append(prompt)
+        self.gen.append(gen)
+        self.shared.append(min(shared, prompt - 1))
+        self.names.append(names)
+        self.ends.append(ends)
+        return len(self) - 1
+
+    def traffic(self, in_flight: int | None = None) -> Traffic:
+        """The requests; `in_flight` sessions or tasks at once in a closed loop."""
+        return Traffic(
+            arrival_s=np.array(self.arrival_s), prompt=np.array(self.prompt), gen=np.array(self.gen),
+            cached=np.array(self.shared), blocks=tuple(self.names), ends=tuple(self.ends),
+            calls=Calls(
+                kind=self.kind, task=np.array(self.task), parents=tuple(self.parents), delay_s=np.array(self.delay_s)
+            ),
+            in_flight=in_flight,
+        )  # fmt: skip
+
+    def _blocks(self, begin: int, end: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Names and ends of new blocks of the tokens from `begin` to `end`."""
+        ends = tuple(
+            min(at, end) for at in range(begin + TRACE_BLOCK_TOKENS, end + TRACE_BLOCK_TOKENS, TRACE_BLOCK_TOKENS)
+        )
+        names = tuple(range(self._count_names, self._count_names + len(ends)))
+        self._count_names += len(ends)
+        return names, ends
+
+
+def drawn_sessions(
+    *, rate: float | None, in_flight: int | None, turns_per_session: Lengths, think: Delays, system_tokens: int,
+    prompts: Lengths, gens: Lengths, requests: int, generator: np.random.Generator,
+) -> Traffic:  # fmt: skip
+    """Sessions of several turns, each of which comes a think time after the answer to the last and repeats all before.
+
+    rate      sessions per second, Poisson; None: a closed loop of `in_flight` users
+    prompts   new input tokens of a turn; with `system_tokens` that all sessions share before the first
+    requests  sessions are drawn until they have at least so many turns
+    """
+    counts = turns_per_session.draw(generator, requests)
+    sessions = max(int(np.searchsorted(np.cumsum(counts), requests)) + 1, in_flight or 0)
+    counts = counts[:sessions]
+    total = int(np.sum(counts))
+    if total > MAX_CALLS:
+        raise InputError(f"sessions must have at most {MAX_CALLS:,} turns in all; got {total:,}")
+    arrivals = (
+        closed_loop_arrivals(in_flight or 0, sessions) if rate is None else poisson_arrivals(rate, sessions, generator)
+    )
+    start = arrivals.tolist()
+    new, gen = prompts.draw(generator, total).tolist(), gens.draw(generator, total).tolist()
+    delay = think.draw(generator, total).tolist()
+    calls = Conversations("session", system_tokens)
+    for session, count in enumerate(counts.tolist()):
+        before: tuple[int, ...] = ()
+        for _ in range(count):
+            at = len(calls)
+            calls.add(
+                session, new=new[at], gen=gen[at], arrival_s=0.0 if before else start[session],
+                delay_s=delay[at] if before else 0.0, parents=before, continues=before[0] if before else None,
+            )  # fmt: skip
+            before = (at,)
+    return calls.traffic(in_flight)

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from llmviewer import analyze
+from llmviewer._layout import data_dir
 from llmviewer.cli import main
 from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
+from llmviewer.expectation import engines
 from llmviewer.expectation.engines import IDLE, SERVERS, TABLE, engine_names, find_engine
 from llmviewer.expectation.kernels import Kernels
 from llmviewer.serving.saturation import max_throughput
@@ -46,6 +48,33 @@ def test_engine_throughput_matches_its_measurement(name):
     """Predicted within 15 %; where a number of the engine was fitted to this very row, within 2 %."""
     row = ROWS[name]
     assert tokens_per_s(name) == pytest.approx(row.tokens_per_s, rel=0.02 if row.fitted else 0.15)
+
+
+@pytest.mark.parametrize(
+    ("written", "typo", "error"),
+    [
+        ("note:", "nota:", "nota: unknown key; did you mean note?"),
+        ("  ahead:", "  ahed:", "frontend.ahed: unknown key; did you mean ahead?"),
+        ("per_token:", "per_tokn:", "memory.reserve.per_tokn: unknown key; did you mean per_token or "),
+        ("few: 8,", "few: 8, svrl: 8,", "memory.reserve.graphs[0].svrl: unknown key; did you mean several?"),
+        ("us, source:", "us, sourc:", "frontend.token.sourc: unknown key; did you mean source?"),
+        ('2048", max', '2048", bt: l4, max', "schedulers[0].bt: unknown key; did you mean but?"),
+        ("year: 2024", "yaer: 2024", "sources.table.yaer: unknown key; did you mean year?"),
+        ("cache:", "earlier: [{before: '0.4', cache: {blok: 1}}]\ncache:", "earlier[0].cache.blok: unknown key; did"),
+    ],
+)
+def test_an_unknown_key_of_a_file_is_an_error(tmp_path, monkeypatch, written, typo, error):
+    text = (data_dir("engines") / "sglang.yaml").read_text(encoding="utf-8")
+    assert written in text
+    (tmp_path / "mine.yaml").write_text(text.replace(written, typo, 1), encoding="utf-8")
+    monkeypatch.setattr(engines, "data_dir", lambda _: tmp_path)
+    engines.engine_names.cache_clear()
+    try:
+        with pytest.raises(InputError) as raised:
+            find_engine("mine")
+    finally:
+        engines.engine_names.cache_clear()
+    assert str(raised.value).startswith(f"{tmp_path / 'mine.yaml'}: {error}")
 
 
 def test_table_marks_the_fitted_engines():

@@ -278,12 +278,11 @@ def gain(phase, layout, batch, length):
 
 def test_two_batch_overlap_gains_and_losses_match_sglang():
     """lmsys.org/blog, 2025-05-05-large-scale-ep, on H100: 1.27 to 1.35 times as fast reading 8192 tokens on a device,
-    expected at most 7 % above that range, as it is not counted that SGLang's products leave DeepEP's cores free; in
-    decode steps 0.73 times with 32 sequences on one, more than 1 somewhere from 64 to 128, and 1.255 with 256,
-    for which 17 % more is expected. DeepEP's kernels for such steps send rows straight to ranks; a copy for each of
-    several experts there, too.
+    with products that leave DeepEP's cores free in whole prefills; in decode steps 0.73 times with 32 sequences on one,
+    more than 1 somewhere from 64 to 128, and 1.255 with 256, for which 17 % more is expected. DeepEP's kernels for such
+    steps send rows straight to ranks; a copy for each of several experts there, too.
     """
-    assert 1.27 < gain("prefill", Layout(dp=32, ep=32), 2, 4096) < 1.07 * 1.35
+    assert 1.27 < gain("prefill", Layout(dp=32, ep=32), 2, 4096) < 1.01 * 1.35
     straight = Layout(dp=64, ep=64, collective=Algorithm.RING)
     few, some, more, many = (gain("decode", straight, batch, 2000) for batch in (32, 64, 128, 256))
     assert few == pytest.approx(0.73, abs=0.08)

@@ -35,7 +35,7 @@ _SEVERAL_DEVICES: Final = 4  # from which graphs are larger
 _VERSION: Final = re.compile(r"\d+(\.\d+)*")
 _KEYS: Final = (
     "title", "note", "version", "sources", "kernels", "host", "frontend", "schedulers", "cache", "memory", "fused",
-    "row", "limits", "earlier",
+    "overlap", "row", "limits", "earlier",
 )  # fmt: skip
 
 
@@ -250,6 +250,8 @@ class Engine:
     block     tokens per block of its cache
     memory    what it does with memory; None if unknown
     fused     names of fusions that its launches have
+    limited_products  data type of products that leave the cores of collectives free in whole prefills with two-batch
+              overlap; "" for none
     row       row of the table; None if it has none
     options   options with which its server starts
     keeps_within_context  whether it refuses a max_model_len beyond the longest context of the model
@@ -269,6 +271,7 @@ class Engine:
     block: int = 16
     memory: MemoryRules | None = None
     fused: tuple[str, ...] = ()
+    limited_products: str = ""
     row: Row | None = None
     options: ServerOptions = AS_SHIPPED
     keeps_within_context: bool = False
@@ -346,7 +349,7 @@ def engine_names() -> tuple[str, ...]:
 @cache
 def _read(name: str, version: str) -> Engine:
     file = read_yaml(data_dir("engines") / f"{name}.yaml")
-    file.only(_KEYS)
+    _check_keys(file)
     newest = file.text("version", "")
     if version and not _VERSION.fullmatch(version):
         raise InputError(f"engine version must be numbers with dots, such as {newest or '1.0'}; got {version!r}")
@@ -365,12 +368,46 @@ def _read(name: str, version: str) -> Engine:
         memory=_memory(file.section("memory")) if file.has("memory") else None,
         fused=file.texts("fused"),
         row=_row(file.section("row")) if file.has("row") else None,
+        limited_products=_plain(file.section("overlap"), "products") if file.has("overlap") else "",
         **(_stated(file.section("cache"), ("block",)) if file.has("cache") else {}),
         **(_stated(file.section("limits"), _LIMITS) if file.has("limits") else {}),
     )  # fmt: skip
 
 
 _LIMITS: Final = ("keeps_within_context", "has_token_per_sequence")
+_PROVENANCE: Final = ("value", "source", "note")  # keys of a number that has its own source
+
+
+def _check_keys(file: Section, *others: str) -> None:
+    """Raises InputError for an unknown key of a file or of its sections.
+
+    others  keys of a file beside those of an engine
+    """
+    file.only((*_KEYS, *others))
+    for name, keys in _SECTION_KEYS.items():
+        if file.has(name):
+            is_list = isinstance(file.get(name), list)
+            for part in file.sections(name) if is_list else [file.section(name)]:
+                _check_section(part, keys)
+    if file.has("sources"):
+        sources = file.section("sources")
+        for name in sources.data:
+            sources.section(name).only(_SOURCE)
+    for change in file.sections("earlier") if file.has("earlier") else []:
+        _check_keys(change, "before")
+
+
+def _check_section(part: Section, keys: Iterable[str]) -> None:
+    """Raises InputError for an unknown key of a section, or of a number with its own source."""
+    part.only((*keys, "source", "note"))
+    for key in part.data:
+        if isinstance(part.get(key), Mapping) and key != "reserve":
+            part.section(key).only(_PROVENANCE)
+    if part.has("reserve"):
+        reserve = part.section("reserve")
+        _check_section(reserve, (*_RESERVED, "least_tokens", "large_batch", "graphs"))
+        for graphs in reserve.sections("graphs"):
+            _check_section(graphs, ("from", "few", "several"))
 
 
 def _host(part: Section) -> Host:
@@ -406,13 +443,25 @@ _PLAIN_RULES: Final = (
 )  # fmt: skip
 
 
+_RESERVED: Final = (
+    "fixed", "per_token", "per_sequence", "per_device", "per_rank_sequence", "large", "large_from", "draft",
+)  # fmt: skip
+_SOURCE: Final = ("title", "page", "version", "year", "url")
+_SECTION_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "kernels": ("library", "attention", "factor", "whole_passes"), "host": ("launch", "prefill_launch", "step"),
+    "frontend": ("request", "token", "response", "ahead"),
+    "schedulers": ("policy", "from", "but", "max_num_seqs", "lockstep_policy"), "cache": ("block",),
+    "memory": ("of", "pool", "reserve", *_SIZES, *_PLAIN_RULES), "row": ("tokens_per_s", "fitted"), "limits": _LIMITS,
+    "overlap": ("products",),
+}  # fmt: skip
+
+
 def _reserve(part: Section) -> Reserve:
-    sizes = ("fixed", "per_token", "per_sequence", "per_device", "per_rank_sequence", "large", "large_from", "draft")
     graphs = (
         (_quantity(one, "from", "B"), one.integer("few"), one.integer("several")) for one in part.sections("graphs")
     )
     return Reserve(
-        **{key: _quantity(part, key, "B") for key in sizes}, least_tokens=part.integer("least_tokens"),
+        **{key: _quantity(part, key, "B") for key in _RESERVED}, least_tokens=part.integer("least_tokens"),
         large_batch=part.integer("large_batch"), graphs=tuple(graphs),
     )  # fmt: skip
 

@@ -32,6 +32,7 @@ from .whole_passes import HOST_ENGINE, EngineKernels, backend_of
 # Of the bound, the least that is expected of kernels that were not measured themselves. Rows of the public tables that
 # the profiles of other devices expect within 10 % of their bounds took 1.05 (products) to 1.12 times as long (experts).
 _NEAREST: Final = 1.05
+_PRODUCTS: Final = ("gemm", "moe")  # families of matrix products with weights
 
 
 @frozen(kw_only=True)
@@ -41,12 +42,14 @@ class PassLaunches:
     bounds  lower bound of one launch of each operator, [point] or [device, point]; blocks with equal operators share
             one array [s]
     prefills  whether it prefills, so that no CUDA graph of decode steps replays it
+    reading   the same of each point, of passes of both kinds
     """
 
     operators: Sequence[OperatorEstimate | PlannedOperator]
     launches: Sequence[KernelSequence]
     bounds: Sequence[Array]
     prefills: bool = False
+    reading: Num = False
 
     @classmethod
     def of(
@@ -56,7 +59,8 @@ class PassLaunches:
         bounds = [np.atleast_1d(np.asarray(row.unprefetched_s, dtype=float)) for row in rows]
         size = max((bound.size for bound in bounds), default=1)  # of operators that do the same at all points, 1
         bounds = [bound if bound.size == size else np.broadcast_to(bound, (size,)) for bound in bounds]
-        return cls(operators=rows, launches=launches, bounds=bounds, prefills=workload.prefills)
+        prefills = workload.prefills
+        return cls(operators=rows, launches=launches, bounds=bounds, prefills=prefills, reading=prefills)
 
     @cached_property
     def groups(self) -> list[tuple[list[KernelSequence], Sequence[Array], Array]]:
@@ -107,6 +111,7 @@ class Kernels(KernelTimes):
     ) -> None:
         super().__init__(hardware, library, profiles)
         self.host = engine.host if engine else IDLE
+        self.limited_products = engine.limited_products if engine else ""
         self.cpu = host
         self.factor = engine.kernels if engine else 1.0
         self._backend = _backend(engine, hardware)
@@ -130,7 +135,7 @@ class Kernels(KernelTimes):
         return Launcher(
             per_query=device is not None and matrix_instructions(device) == "blackwell",
             cores=device.cores if device else np.nan,
-            factor=self.factor, host=self.host, reason=self.reason,
+            factor=self.factor, host=self.host, limited_products=self.limited_products, reason=self.reason,
         )  # fmt: skip
 
     @property
@@ -214,6 +219,7 @@ class Launcher:
     per_query  whether kernels of latent attention read the cache for each new token of a sequence
     cores      of the device; nan if its kernels cannot be modelled
     factor     of the engine, on the times of kernels
+    limited_products  data type of the engine's products that leave the cores of overlapping collectives free
     reason     the reason for which a kernel is unknown
     """
 
@@ -221,21 +227,43 @@ class Launcher:
     cores: Num
     factor: float
     host: Host
+    limited_products: str
     reason: Callable[[LibraryKernel], str]
 
     def launch_all(self, one: PassLaunches, times: Iterator[ExpectedLaunch | None]) -> ExpectedPass:
         """Expected pass from the times of its kernels."""
         launches: list[ExpectedLaunch | None] = [None] * len(one.operators)
+        held_share = self._held_share(one)
         for same, bounds, total_bound in one.groups:
             kernel_times = {id(kernel): next(times) for kernel in same[0].all_kernels}
             expected = self._launch(same[0], total_bound, kernel_times)
             shares = [expected.share(bound, total_bound) for bound in bounds]
+            if self._leaves_cores(same[0]) and np.any(held_share):
+                shares = [replace(share, held_s=held_share * share.expected) for share in shares]
             for launch in same:
                 for place, share in zip(launch.members, shares, strict=True):
                     launches[place] = share
         expected_launches = tuple(launch for launch in launches if launch is not None)
         host = self.host.of_step(prefills=one.prefills)
         return ExpectedPass(operators=tuple(one.operators), launches=expected_launches, host=host)
+
+    def _held_share(self, one: PassLaunches) -> Num:
+        """Share by which products take longer that leave the cores of overlapping collectives free."""
+        if not self.limited_products or not np.any(one.reading):
+            return 0.0
+        cores_in_use = [
+            launch.sending.cores
+            for launch in one.launches
+            if launch.sending and one.operators[launch.members[0]].operator.overlapped
+        ]
+        cores = max(cores_in_use, default=0.0)
+        return np.where(one.reading, cores / (self.cores - cores), 0.0)
+
+    def _leaves_cores(self, launch: KernelSequence) -> bool:
+        return any(
+            kernel.family in _PRODUCTS and kernel.implementation.dtype == self.limited_products
+            for kernel in launch.kernels
+        )
 
     def _launch(
         self, launch: KernelSequence, bound: Array, times: Mapping[int, ExpectedLaunch | None]

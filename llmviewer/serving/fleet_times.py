@@ -220,6 +220,7 @@ class Placement:
         """Launches of the devices at some places whose kernels are known, network by network."""
         for passes in self._network_passes(load):
             workload = Workload((passes.points,))
+            reading = np.arange(np.size(passes.points.q_len)) < passes.prefill_count
             sequences: dict[object, Sequence[KernelSequence]] = {}
             shared_sequences: dict[object, dict[object, KernelSequence]] = {}  # most launches do not depend on links
             for fleet in passes.run.fleets:
@@ -240,7 +241,9 @@ class Placement:
                     distinct = {id(op.busy_s): op for op in operators}
                     bounds = {launch_key: _rows(op.time_s, list(rows)) for launch_key, op in distinct.items()}
                     every = [bounds[id(op.busy_s)] for op in operators]
-                    launched = PassLaunches(operators=fleet.operators, launches=sequences[key], bounds=every)
+                    launched = PassLaunches(
+                        operators=fleet.operators, launches=sequences[key], bounds=every, reading=reading
+                    )
                     yield _FleetLaunches(passes, group_places, group_kernels, launched)
 
     def add(self, times: StepTimes, passes: _NetworkPasses, places: Sequence[int], expected_pass: ExpectedPass) -> None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ..devices.hardware import Hardware
 from ..forms import Num
 from ..operators.kinds import OperatorGroup, kind_of
+from ..parallel.layout import Network
 from ..parallel.overlap import overlapped
 from ..parameters import AttentionMode
 from ..records import frozen
@@ -88,7 +89,7 @@ def fleets_of(
     separately = bool(setting.techniques)  # techniques may depend on fused attention and on other facts of a device
     groups: dict[object, list[int]] = {}
     for place, device in devices.items():
-        wiring = _wiring(device) if setting.layout.devices > 1 else None
+        wiring = Network.of(device, setting.layout).wiring if setting.layout.devices > 1 else None
         groups.setdefault(place if separately else wiring, []).append(place)
     after = (overlapped,) if setting.layout.overlap else ()
     bare = (
@@ -108,15 +109,6 @@ def fleets_of(
         fleet_list += [replace(fleet, devices=tuple(places[n] for n in fleet.devices)) for fleet in same_graph]
         refused |= {places[n]: why for n, why in without_unit.items()}
     return fleet_list, refused
-
-
-def _wiring(device: Hardware) -> object:
-    """Facts on the links of a device except rates, which determine what a collective sends."""
-    return tuple(
-        (f.key, None if f.key.endswith((".bandwidth", ".latency")) else f.value)
-        for f in device.facts
-        if f.key.startswith(("scale_up.", "scale_out.", "host."))
-    )
 
 
 def bound_times(fleet: Fleet, setting: Setting, phase: str, *, batch: Num, length: Num, prompt: Num) -> BoundTimes:

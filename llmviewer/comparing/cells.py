@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, fields, replace
 from functools import cached_property
 from math import nan
@@ -14,12 +14,15 @@ from ..analyzing.costs import per_dollar, per_joule, usd_per_h
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.expected import Interval
+from ..expectation.kernels import PassLaunches
+from ..expectation.launches import KernelSequence
 from ..forms import Num
 from ..generation import decoding_s
 from ..memory import Footprint
 from ..model import Model
 from ..operators.kinds import OperatorGroup, kind_of
 from ..parallel.layout import Layout
+from ..parameters import AttentionMode
 from ..records import frozen
 from ..resource import Resource, Unit
 from ..server_memory import Server, reserves_memory, server_of
@@ -27,7 +30,7 @@ from ..setting import Setting, changes_passes
 from ..variants.evaluation import Evaluation, Times
 from ..workload import Workload
 from .breakdown import BoundTimes, Breakdown, Column, bound_times, fleets_of, time_bound_by, workload_of
-from .fleet import Fleet, WorkCache
+from .fleet import Fleet, WorkCache, device_estimates, row_of
 
 # Kinds of reasons why a device cannot run a setting.
 DATA_TYPE, LINK, LAYOUT, TECHNIQUE, WHAT_IF, ENGINE = "data type", "link", "layout", "technique", "what-if", "engine"
@@ -73,6 +76,7 @@ class Cell:
     decode       None if no token is generated
     footprint    memory of one device, shared between cells; None if the device cannot run it
     matrix_launches  launches of matrix products of a prefill without the head, by the resource that they need
+    fleets       the fleet of its device by phase, and its index among the devices of the fleet
     """
 
     result: Evaluation
@@ -85,6 +89,7 @@ class Cell:
     decode: Breakdown | None
     footprint: Footprint | None = field(default=None, repr=False)
     matrix_launches: Mapping[Resource, int] = field(default_factory=dict, repr=False)
+    fleets: Mapping[str, tuple[Fleet, int]] = field(default_factory=dict, repr=False)
 
     @property
     def setting(self) -> Setting:
@@ -316,6 +321,7 @@ def _runnable_cells(
             decode=_pass(times.waits["decode"], place, batch_count, context) if runnable and context else None,
             footprint=footprint if runnable else None,
             matrix_launches=times.matrix_launches.get(place, {}),
+            fleets=times.fleets.get(place, {}),
         )
 
 
@@ -325,13 +331,14 @@ class _Times:
 
     waits            by phase [s]
     refused          why devices cannot run it, by index
-    matrix_launches  as in Cell, by index of the device
+    matrix_launches, fleets  as in Cell, by index of the device
     """
 
     bounds: Times
     waits: Mapping[str, Mapping[tuple[str, str], Column]]
     refused: Mapping[int, str]
     matrix_launches: Mapping[int, Mapping[Resource, int]]
+    fleets: Mapping[int, Mapping[str, tuple[Fleet, int]]]
 
     @classmethod
     def of(cls, settings: Sequence[Setting], work_cache: WorkCache, points: Column, *, prompt: int, gen: int) -> _Times:
@@ -366,7 +373,14 @@ class _Times:
         launches = {
             place: setting for fleet in prefills for setting in [_matrix_launches(fleet)] for place in fleet.devices
         }
-        return cls(bounds=Times(**columns), waits=times, refused=refused, matrix_launches=launches)
+        members: dict[int, dict[str, tuple[Fleet, int]]] = {}
+        for phase, several in (("prefill", prefills), ("decode", steps)):
+            for fleet in several:
+                for row, place in enumerate(fleet.devices):
+                    members.setdefault(place, {})[phase] = fleet, row
+        return cls(
+            bounds=Times(**columns), waits=times, refused=refused, matrix_launches=launches, fleets=members
+        )  # fmt: skip
 
 
 def _matrix_launches(fleet: Fleet) -> dict[Resource, int]:
@@ -417,6 +431,55 @@ def _in_footprint(footprint: Footprint, capacity: Column, *, prompt: int, gen: i
         fits = fits & (batch >= 1)
         low, high = np.where(fits, batch, low), np.where(fits, high, np.maximum(batch, 1))
     return low
+
+
+def launch_together(cells: Iterable[Cell]) -> None:
+    """Finds the launches of the passes of each generation, once for all devices that launch the same kernels.
+
+    cells  of one comparison, whose passes differ in model, precision, layout and device alone
+    """
+    members: dict[tuple[int, str], list[tuple[Cell, Fleet, int]]] = {}
+    for cell in cells:
+        if _launches_of_fleet(cell.setting):
+            for name in cell.result.generation_passes:
+                phase, _ = cell.result.pass_workload(name)
+                fleet, row = cell.fleets[phase]
+                members.setdefault((id(fleet), name), []).append((cell, fleet, row))
+    shared: dict[object, dict[object, KernelSequence]] = {}  # most launches depend on neither tiles nor links
+    for (_, name), group in members.items():
+        first, fleet, _ = group[0]
+        _, workload = first.result.pass_workload(name)
+        operators = fleet.estimate(workload).operators
+        distinct = {id(one.busy_s): np.atleast_1d(np.asarray(one.time_s, dtype=float)) for one in operators}
+        size = max(time_s.shape[-1] for time_s in distinct.values())  # of operators that do the same at all points, 1
+        distinct = {
+            key: time_s if time_s.shape[-1] == size else np.broadcast_to(time_s, (*time_s.shape[:-1], size))
+            for key, time_s in distinct.items()
+        }
+        sequences: dict[object, Sequence[KernelSequence]] = {}
+        for cell, _, row in group:
+            kernels, graph = cell.setting.kernels, fleet.graphs[row]
+            assert kernels
+            library = kernels.library, kernels.half
+            if (*library, id(graph)) not in sequences:
+                known_launches = shared.setdefault((name, cell.layout, *library), {})
+                estimates = device_estimates(operators, graph, row)
+                sequences[*library, id(graph)] = kernels.launches_for(estimates, workload, known_launches)
+            bounds = {key: np.asarray(row_of(time_s, row)) for key, time_s in distinct.items()}
+            launched = PassLaunches(
+                operators=fleet.operators, launches=sequences[*library, id(graph)],
+                bounds=[bounds[id(one.busy_s)] for one in operators], prefills=workload.prefills,
+            )  # fmt: skip
+            cell.result.take_launches(name, launched)
+
+
+def _launches_of_fleet(setting: Setting) -> bool:
+    """Whether a device launches what the graph of its fleet says. Techniques may look at other facts of a device, and
+    launches by amounts tell weights, cache and activations apart, which the equal times of a fleet do not.
+    """
+    by_amounts = setting.engine is not None and setting.engine.has_whole_passes
+    plain = not setting.techniques and setting.attention is AttentionMode.FLASH
+    return plain and not by_amounts and setting.kernels is not None
 
 
 def memory_share(cell: Cell, phase: str, batches: Sequence[int], lengths: Sequence[int]) -> Column:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field
+from itertools import chain
 from math import inf, isnan
 from typing import Any, ClassVar, Final, Unpack
 
@@ -30,7 +31,7 @@ from ..setting import Setting, opened, quant_text, single_device, whole_number
 from ..transforms.quantize import PUBLISHED
 from ..variants.changes import narrower
 from ..variants.evaluation import expect_together
-from .cells import LAYOUT, Cell, ExpectedTimes
+from .cells import LAYOUT, Cell, ExpectedTimes, launch_together
 from .comparison import Comparison, compare
 from .limits import Limits, Rejected, closest, expected_faults, faults
 
@@ -260,18 +261,22 @@ def _qualified(
     for cell in comparison.cells:
         if cell.obstacle != LAYOUT and not _spans_domains(cell):
             by_device.setdefault(cell.hardware.name, []).append(cell)
-    ranked, rejected = [], []
-    for cells in by_device.values():
+    candidates: dict[str, list[Cell]] = {name: [] for name in by_device}
+    bound_faults: dict[str, list[list[Rejected]]] = {name: [] for name in by_device}
+    for name, cells in by_device.items():
         single_cells = {cell.given_quant: cell for cell in cells if cell.layout.devices == 1}
-        cell_faults = [
-            (cell, faults(cell, single_cells[cell.given_quant], limits, by=by, years=comparison.years))
-            for cell in cells
-        ]
-        smallest = _smallest([cell for cell, reasons in cell_faults if not reasons], comparison, limits, by)
-        if isinstance(smallest, Ranked):
-            ranked.append(smallest)
+        for cell in cells:
+            reasons = faults(cell, single_cells[cell.given_quant], limits, by=by, years=comparison.years)
+            if reasons:
+                bound_faults[name].append(reasons)
+            else:
+                candidates[name].append(cell)
+    ranked, rejected = [], []
+    for name, found in _smallest(candidates, comparison, limits, by).items():
+        if isinstance(found, Ranked):
+            ranked.append(found)
         else:
-            rejected.append(closest([*smallest, *(reasons for _, reasons in cell_faults if reasons)]))
+            rejected.append(closest([*found, *bound_faults[name]]))
     return (
         tuple(sorted(ranked, key=lambda one: -one.merit)),
         tuple(sorted(rejected, key=lambda one: (one.factor, one.excess))),
@@ -279,26 +284,36 @@ def _qualified(
 
 
 def _smallest(
-    cells: Sequence[Cell], comparison: Comparison, limits: Limits, by: Criterion
-) -> Ranked | list[list[Rejected]]:
-    """The smallest number of a device that meets the limits, in its best precision; or what each expected time exceeds.
+    cells: Mapping[str, Sequence[Cell]], comparison: Comparison, limits: Limits, by: Criterion
+) -> dict[str, Ranked | list[list[Rejected]]]:
+    """The smallest number of each device that meets the limits, in its best precision; or what expected times exceed.
 
-    cells  of one device, within the limits at the bound; those with expected times precede those without
+    cells  by device, within the limits at the bound; those with expected times precede those without
     """
-    exceeded: list[list[Rejected]] = []
-    for devices in sorted({cell.layout.devices for cell in cells}):
-        same = [cell for cell in cells if cell.layout.devices == devices]
+    smallest: dict[str, Ranked | list[list[Rejected]]] = {name: [] for name in cells}
+    for devices in sorted({cell.layout.devices for each in cells.values() for cell in each}):
+        undecided = {
+            name: [cell for cell in cells[name] if cell.layout.devices == devices]
+            for name, found in smallest.items()
+            if isinstance(found, list)
+        }
         if not comparison.bound:
-            expect_together(cell.result for cell in same)
-        met: list[Ranked] = []
-        for cell in same:
-            times = comparison.expected(cell)
-            reasons = expected_faults(cell, times, limits) if times else []
-            exceeded += [reasons] if reasons else []
-            met += [] if reasons else [_ranked(cell, times, comparison, by)]
-        if met:
-            return max(met, key=lambda one: (one.expected is not None, one.merit))
-    return exceeded
+            launch_together(chain.from_iterable(undecided.values()))
+        for name, same in undecided.items():
+            if not comparison.bound:
+                expect_together(cell.result for cell in same)
+            exceeded, met = [], list[Ranked]()
+            for cell in same:
+                times = comparison.expected(cell)
+                reasons = expected_faults(cell, times, limits) if times else []
+                exceeded += [reasons] if reasons else []
+                met += [] if reasons else [_ranked(cell, times, comparison, by)]
+            found = smallest[name]
+            if met:
+                smallest[name] = max(met, key=lambda one: (one.expected is not None, one.merit))
+            elif isinstance(found, list):
+                smallest[name] = [*found, *exceeded]
+    return smallest
 
 
 def _ranked(cell: Cell, times: ExpectedTimes | None, comparison: Comparison, by: Criterion) -> Ranked:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import field, fields, replace
 from functools import cached_property, reduce
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..devices.hardware import Hardware
 from ..errors import InputError
@@ -16,8 +17,11 @@ from ..graph import Graph
 from ..operators.base import Operator, Work
 from ..records import frozen
 from ..resource import Resource, Unit
-from ..roofline import Lane, Plan, PlannedOperator, lane, occupied_resource
+from ..roofline import Lane, OperatorEstimate, Plan, PlannedOperator, lane, occupied_resource
 from ..workload import Workload
+
+_AMOUNTS: Final = tuple(f.name for f in fields(OperatorEstimate) if f.type == "Num")
+Column = npt.NDArray[Any]
 
 
 @frozen
@@ -28,10 +32,12 @@ class Fleet(Plan):
 
     devices  indices of its devices in the original list
     keys     of operators; those with equal keys take the same time
+    graphs   the graph of each device; () of a lane
     """
 
     devices: tuple[int, ...]
     keys: tuple[object, ...]
+    graphs: tuple[Graph, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def rows(self) -> list[int]:
@@ -193,7 +199,33 @@ def _fleet(members: Sequence[tuple[int, _LoweredGraph]], devices: Sequence[Hardw
             rows[key] = merged, _busy(merged, supplied, rates), supplied[merged.operand_unit]
         work, busy, compute = rows[key]
         operators.append(PlannedOperator(operator=op, block=block, work=work, busy_s=busy, compute=compute))
-    return Fleet(tuple(operators), devices=tuple(place for place, _ in members), keys=tuple(keys))
+    return Fleet(
+        tuple(operators), devices=tuple(place for place, _ in members), keys=tuple(keys),
+        graphs=tuple(member.graph for _, member in members),
+    )  # fmt: skip
+
+
+def device_estimates(rows: Sequence[OperatorEstimate], graph: Graph, row: int) -> list[OperatorEstimate]:
+    """Estimates of the operators of one device of a fleet, which runs `graph`."""
+    amounts: dict[int, dict[str, Any]] = {}  # operators share amounts; by identity of their times
+    for each in rows:
+        if id(each.busy_s) not in amounts:
+            device_amounts: dict[str, Any] = {name: row_of(getattr(each, name), row) for name in _AMOUNTS}
+            busy = {resource: row_of(values, row) for resource, values in each.busy_s.items()}
+            amounts[id(each.busy_s)] = device_amounts | {"busy_s": busy}
+    return [replace(each, operator=op, **amounts[id(each.busy_s)]) for each, (_, op) in zip(rows, graph, strict=True)]
+
+
+def row_of(values: Num, row: int) -> Num:
+    """Values of one device, [point]; all devices may share them."""
+    array = np.asarray(values)
+    return values if array.ndim < 2 else array[row if len(array) > 1 else 0]
+
+
+def rows_of(values: Num, rows: list[int]) -> Column:
+    """Values of some devices, [device, point]; all devices may share one row."""
+    array = np.atleast_2d(np.asarray(values, dtype=float))
+    return array[rows] if len(array) > 1 else np.repeat(array, len(rows), axis=0)
 
 
 def _busy(work: Work, first: Mapping[Resource, Resource], rates: Mapping[Resource, Num]) -> dict[Resource, Form]:

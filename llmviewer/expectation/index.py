@@ -7,14 +7,24 @@ those that it knows, they are read instead, and a test compares all.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Iterable, Mapping
+from functools import cache, cached_property
 from typing import Any, Final
 
 from ..records import frozen
 from .device import DeviceTraits, find_device
 from .families import Implementation
-from .profile import FOLDER, Error, KernelFit, plain_entry, plain_error, profile_files, shipped, transfer_errors
+from .profile import (
+    FOLDER,
+    Error,
+    FitGroup,
+    KernelFit,
+    plain_entry,
+    plain_error,
+    profile_files,
+    shipped,
+    transfer_errors,
+)
 from .trend import Trend
 
 PATH: Final = FOLDER / "index.json"
@@ -28,9 +38,14 @@ class ProfileIndex:
     errors   errors of transfers, as in transfer_errors()
     """
 
-    fits: tuple[KernelFit, ...]
+    fits: FitGroup
     devices: Mapping[str, DeviceTraits]
     errors: Mapping[tuple[str, str, str], Error]
+
+    @cached_property
+    def fits_by_family(self) -> Mapping[str, FitGroup]:
+        """The fits of each family of kernels."""
+        return by_family(self.fits)
 
 
 @cache
@@ -39,12 +54,20 @@ def index() -> ProfileIndex:
     document = json.loads(PATH.read_text(encoding="utf-8"))
     if document["sizes"] != _sizes():
         devices = {fit.device: find_device(fit.device) for fit in shipped()}
-        return ProfileIndex(fits=shipped(), devices=devices, errors=transfer_errors())
+        return ProfileIndex(fits=FitGroup(shipped()), devices=devices, errors=transfer_errors())
     return ProfileIndex(
-        fits=tuple(map(_entry, document["entries"])),
+        fits=FitGroup(map(_entry, document["entries"])),
         devices={k["name"]: DeviceTraits(**k) for k in document["devices"]},
         errors={(name, dtype, near): Error.of(error) for name, dtype, near, error in document["errors"]},
     )
+
+
+def by_family(fits: Iterable[KernelFit]) -> dict[str, FitGroup]:
+    """Fits by family of kernels, in order."""
+    groups: dict[str, list[KernelFit]] = {}
+    for fit in fits:
+        groups.setdefault(fit.family, []).append(fit)
+    return {name: FitGroup(group) for name, group in groups.items()}
 
 
 def _sizes() -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final
 
 import numpy as np
@@ -16,9 +16,9 @@ from .device import Device, device_of
 from .device_similarity import generation
 from .families import FAMILIES, Implementation
 from .formats import STAND_IN_TYPES, TYPES, WEIGHTS_ONLY
-from .index import index
+from .index import by_family, index
 from .launches import LibraryKernel
-from .profile import KernelFit, Profile
+from .profile import FitGroup, KernelFit, Profile
 from .transfer import fits_on_nearest_devices, has_equal_cost_types
 
 _MIN_FAMILIES: Final = 3  # least number of measured families of a library that may be the default of a device
@@ -44,12 +44,15 @@ class Library:
         self.user_fits: dict[tuple[str, str, Implementation], KernelFit] = {}
         for fit in (fit for profile in profiles for fit in profile.fits):
             self.user_fits.setdefault(key_of(fit), fit)
-        self.fits = (*self.user_fits.values(), *(fit for fit in index().fits if key_of(fit) not in self.user_fits))
+        shipped = index()
+        self.fits = shipped.fits
+        self.fits_by_family = shipped.fits_by_family
+        if self.user_fits:
+            others = (fit for fit in self.fits if key_of(fit) not in self.user_fits)
+            self.fits = FitGroup((*self.user_fits.values(), *others))
+            self.fits_by_family = by_family(self.fits)
         self.requested_library = library
         self.fits_on_device = [fit for fit in self.fits if fit.device == hardware.name]
-        self.fits_by_family: dict[str, list[KernelFit]] = {}
-        for fit in self.fits:
-            self.fits_by_family.setdefault(fit.family, []).append(fit)
         self._implementations: dict[tuple[str, Implementation, bool], tuple[Implementation, ...]] = {}
 
     @cached_property
@@ -82,11 +85,7 @@ class Library:
         families: dict[str, set[str]] = {}
         for fit in filter(_is_common, mine or self.fits_on_device or related):
             families.setdefault(fit.implementation.library, set()).add(fit.family)
-        known_fits = [fit for fit in self.fits if _is_common(fit) and not fit.shape_families]
-        errors = {
-            name: np.median([fit.held_out.mape for fit in known_fits if fit.implementation.library == name] or [np.inf])
-            for name in families
-        }
+        errors = {name: _median_error(self.fits, name) for name in families}
         able = [name for name, measured_families in families.items() if mine or len(measured_families) >= _MIN_FAMILIES]
         return tuple(sorted(able, key=lambda name: (-len(families[name]), errors[name])))
 
@@ -207,6 +206,17 @@ def check_library(name: str, profiles: Sequence[Profile] = ()) -> str:
     if name and name not in libraries:
         raise InputError(f"no kernels of a library {name!r} were measured; {suggest(name, libraries)}")
     return name
+
+
+@lru_cache(maxsize=256)
+def _median_error(fits: FitGroup, library: str) -> float:
+    """Median error of the kernels of a library with many measured shapes, on all devices; infinite if it has none."""
+    errors = [
+        fit.held_out.mape
+        for fit in fits
+        if fit.implementation.library == library and _is_common(fit) and not fit.shape_families
+    ]
+    return float(np.median(errors)) if errors else np.inf
 
 
 def _is_common(fit: KernelFit) -> bool:

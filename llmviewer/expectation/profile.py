@@ -135,6 +135,15 @@ class KernelFit:
         return np.sum(outside, axis=0, dtype=int) if outside else np.zeros(1, dtype=int)
 
 
+class FitGroup(tuple[KernelFit, ...]):
+    """Fits that are compared by identity, so that what is selected from them can be cached."""
+
+    __slots__ = ()
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
 @frozen(kw_only=True)
 class Profile:
     """Fits of one library's kernels on one device.

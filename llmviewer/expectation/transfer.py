@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Final
 
 import numpy as np
@@ -38,6 +38,7 @@ from .profile import (
     SIBLINGS,
     SIMILARITY_CLASSES,
     Error,
+    FitGroup,
     KernelFit,
 )
 from .residual import NEIGHBOURS, FitResidual
@@ -116,10 +117,10 @@ def select_fits(
 
     Raises InputError if no similar kernel was measured.
     """
-    of_family = [fit for fit in fits if fit.family == name and device_traits(fit.device).kind == device.kind]
+    of_family = _of_kind(fits if isinstance(fits, FitGroup) else FitGroup(fits), name, device.kind)
     if calibrated := _fit_on_target(of_family, device, implementation):
         return calibrated
-    if others := _candidates(of_family, device, implementation):
+    if others := _candidates(of_family, implementation, stacked=device.stacked):
         return _nearest_candidates(others, device, implementation, unknown=unknown)
     if name == "elementwise" and implementation.operation != _FALLBACK_OPERATION:
         return _as_traffic(implementation, select_fits(name, device, _addition(implementation), fits))
@@ -144,6 +145,12 @@ def _as_traffic(implementation: Implementation, plain: FitSelection) -> FitSelec
     addition_label = plain.source.removeprefix(CALIBRATED).removeprefix(TRANSFERRED)
     times = f"{error.scale:.2g} times an addition on {addition_label}"
     return replace(plain, error=error, source=f"{NOT_MEASURED}, {times}", memory_traffic_only=True)
+
+
+@lru_cache(maxsize=64)
+def _of_kind(fits: FitGroup, family: str, kind: str) -> FitGroup:
+    """The fits of a family on devices of a kind."""
+    return FitGroup(fit for fit in fits if fit.family == family and device_traits(fit.device).kind == kind)
 
 
 def _fit_on_target(
@@ -175,14 +182,18 @@ def _fit_on_target(
     return None
 
 
-def _candidates(of_family: Sequence[KernelFit], device: Device, implementation: Implementation) -> list[KernelFit]:
-    """Fits of the same operation on all devices, in the most similar data type that was measured."""
+@lru_cache(maxsize=1024)
+def _candidates(of_family: FitGroup, implementation: Implementation, *, stacked: bool) -> Sequence[KernelFit]:
+    """Fits of the same operation on all devices, in the most similar data type that was measured.
+
+    stacked  whether the device has stacked memory
+    """
     alike = [fit for fit in of_family if _same_operation(fit, implementation)]
     for dtype in (implementation.dtype, *STAND_IN_TYPES.get(implementation.dtype, ())):
         fits_in_type = [fit for fit in alike if _has_types(fit, implementation, dtype)]
         of_library = (fit for fit in fits_in_type if fit.implementation.library == implementation.library)
         if dtype == implementation.dtype and not any(
-            device_traits(fit.device).stacked == device.stacked for fit in of_library
+            device_traits(fit.device).stacked == stacked for fit in of_library
         ):
             equal_cost = (
                 fit
@@ -288,7 +299,7 @@ def _nearest(fits: Sequence[KernelFit], device: Device, implementation: Implemen
     reliable = [
         fit
         for fit in fits
-        if fit.rows >= _MIN_ROWS_PER_PARAMETER * _parameter_count(fit)
+        if fit.rows >= _MIN_ROWS_PER_PARAMETER * _parameter_count(fit.family, fit.variant)
         or _reliable_on_few_rows(fit, device, implementation)
     ] or fits
     measured = [(_distance(fit, device, implementation), fit) for fit in reliable]
@@ -321,8 +332,10 @@ def _reliable_on_few_rows(fit: KernelFit, device: Device, implementation: Implem
     )
 
 
-def _parameter_count(fit: KernelFit) -> int:
-    return len(FAMILIES[fit.family].parameters_of(fit.variant))
+@cache
+def _parameter_count(family: str, variant: str) -> int:
+    """Number of fitted parameters of a variant."""
+    return len(FAMILIES[family].parameters_of(variant))
 
 
 def _distance(fit: KernelFit, device: Device, implementation: Implementation) -> tuple[float, ...]:

@@ -260,6 +260,12 @@ class Network:
             overlapped=self.layout.two_batch_overlap,
         )
 
+    @property
+    def wiring(self) -> tuple[float, Group]:
+        """The facts that graphs depend on: devices of equal wiring have graphs with the same communication."""
+        domain, every = min(self.domain, self.layout.devices), self.members("", self.layout.devices, 1)
+        return domain, every if domain < self.layout.devices else replace(every, outside="")
+
     def linked(self) -> Hardware:
         """The device with rates of its links. Unknown latencies count as 0.
 

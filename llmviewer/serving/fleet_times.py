@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import reduce
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..comparing.fleet import Fleet
+from ..comparing.fleet import Fleet, device_estimates, rows_of
 from ..devices.hardware import Hardware
 from ..expectation.expected import ExpectedLaunch, ExpectedPass
 from ..expectation.kernels import Kernels, PassLaunches
 from ..expectation.launches import KernelSequence
 from ..expectation.sources import CALIBRATED
 from ..expectation.times import KernelBounds
-from ..forms import Num
 from ..graph import Graph
 from ..parallel.layout import Layout
 from ..records import frozen
@@ -29,7 +28,6 @@ from .step_times import decoding_group
 
 _MAX_HELD_TIMES: Final = 1 << 22  # distinct times of operators, of all devices, that are expected together: 32 MiB
 Key = tuple[Layout, str]  # a layout, and the name of a device
-_AMOUNTS: Final = tuple(f.name for f in fields(OperatorEstimate) if f.type == "Num")
 
 
 class MemoryNeeds(NamedTuple):
@@ -234,12 +232,12 @@ class Placement:
                 for key, group in by_launches.items():
                     rows, group_places, group_kernels = zip(*group, strict=True)
                     if key not in sequences:
-                        estimates = _device_estimates(operators, passes.run.graphs[group_places[0]], rows[0])
+                        estimates = device_estimates(operators, passes.run.graphs[group_places[0]], rows[0])
                         sequences[key] = group_kernels[0].launches_for(
                             estimates, workload, shared_sequences.setdefault(key[:2], {})
                         )
                     distinct = {id(op.busy_s): op for op in operators}
-                    bounds = {launch_key: _rows(op.time_s, list(rows)) for launch_key, op in distinct.items()}
+                    bounds = {launch_key: rows_of(op.time_s, list(rows)) for launch_key, op in distinct.items()}
                     every = [bounds[id(op.busy_s)] for op in operators]
                     launched = PassLaunches(
                         operators=fleet.operators, launches=sequences[key], bounds=every, reading=reading
@@ -399,26 +397,3 @@ def _slowest_lane_s(fleet: Fleet, values: Any, shape: tuple[int, ...]) -> Grid:
     """Time of the slowest stream, [device, point]. [s]"""
     times = (np.broadcast_to(lane.seconds(values), shape) for lane in fleet.lanes)
     return reduce(np.maximum, times)
-
-
-def _device_estimates(rows: Sequence[OperatorEstimate], graph: Graph, row: int) -> list[OperatorEstimate]:
-    """Estimates of the operators of one device of a fleet, which runs `graph`."""
-    amounts: dict[int, dict[str, Any]] = {}  # operators share amounts; by identity of their times
-    for each in rows:
-        if id(each.busy_s) not in amounts:
-            device_amounts: dict[str, Any] = {name: _row(getattr(each, name), row) for name in _AMOUNTS}
-            busy = {resource: _row(values, row) for resource, values in each.busy_s.items()}
-            amounts[id(each.busy_s)] = device_amounts | {"busy_s": busy}
-    return [replace(each, operator=op, **amounts[id(each.busy_s)]) for each, (_, op) in zip(rows, graph, strict=True)]
-
-
-def _row(values: Num, row: int) -> Num:
-    """Values of one device, [point]; all devices may share them."""
-    array = np.asarray(values)
-    return values if array.ndim < 2 else array[row if len(array) > 1 else 0]
-
-
-def _rows(values: Num, rows: list[int]) -> Grid:
-    """Values of some devices, [device, point]; all devices may share one row."""
-    array = np.atleast_2d(np.asarray(values, dtype=float))
-    return array[rows] if len(array) > 1 else np.repeat(array, len(rows), axis=0)

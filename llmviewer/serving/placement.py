@@ -111,7 +111,7 @@ class _DeviceLinks(NamedTuple):
     """Links of a device in a layout.
 
     linked  the device with the rates of these links
-    wiring  the facts of the links that graphs depend on
+    wiring  that of the network
     """
 
     network: Network
@@ -127,8 +127,7 @@ def _links(device: Hardware, layout: Layout) -> _DeviceLinks | str:
         linked = network.linked()
     except InputError as error:
         return str(error)
-    domain, every = min(network.domain, layout.devices), network.members("", layout.devices, 1)
-    return _DeviceLinks(network, linked, (domain, every if domain < layout.devices else replace(every, outside="")))
+    return _DeviceLinks(network, linked, network.wiring)
 
 
 def _placement_of(

@@ -185,7 +185,7 @@ class Evaluation:
         if changes_passes(self.setting.techniques):
             return self._runs_expected(kernels)
         several = self.gen > 1
-        self.expect(*self._generation_passes)
+        self.expect(*self.generation_passes)
         first, rest = self.expected_pass("prefill"), self.expected_pass(_STEPS) if several else None
         if first is None or (several and rest is None):
             return None
@@ -282,7 +282,7 @@ class Evaluation:
         _expect((self, name) for name in passes)
 
     @property
-    def _generation_passes(self) -> tuple[str, ...]:
+    def generation_passes(self) -> tuple[str, ...]:
         """The passes whose expected times make those of the generation; none if techniques arrange passes."""
         if changes_passes(self.setting.techniques):
             return ()
@@ -295,7 +295,7 @@ class Evaluation:
 
     def expect_all(self) -> None:
         """expect() of the passes shown and, unless techniques arrange them, of all passes of the generation."""
-        self.expect(*dict.fromkeys((*self.phases, *self._generation_passes)))
+        self.expect(*dict.fromkeys((*self.phases, *self.generation_passes)))
 
     def launched(self, name: str, kernels: Kernels) -> PassLaunches:
         """A pass as launches of the library of `kernels`."""
@@ -304,16 +304,23 @@ class Evaluation:
             self._launched[name] = PassLaunches.of(rows, kernels.launches_for(rows, workload), workload)
         return self._launched[name]
 
+    def pass_workload(self, name: str) -> tuple[str, Workload]:
+        """Phase and workload of a pass whose kernels are evaluated, as one device runs it for one micro-batch."""
+        if name != _STEPS:
+            return name, self.workload(name)
+        batch, context = self._step_points
+        share = self.setting.layout.micro_batch_size(batch)
+        return "decode", Workload.decode(batch=share, kv_len=context, **self._lengths)
+
+    def take_launches(self, name: str, launched: PassLaunches) -> None:
+        """Takes the launches of a pass that are known from other devices."""
+        self._launched[name] = launched
+
     def _operators(self, name: str) -> tuple[Sequence[OperatorEstimate], Workload]:
         """Operators and workload of a pass, for its kernels."""
-        if name == _STEPS:
-            batch, context = self._step_points
-            share = self.setting.layout.micro_batch_size(batch)
-            workload = Workload.decode(batch=share, kv_len=context, **self._lengths)
-            return self.setting.decode_plan.estimate(workload).operators, workload
-        workload = self.workload(name)
-        if np.ndim(self.batch):
-            return self.setting.plan_of(name).estimate(workload).operators, workload
+        phase, workload = self.pass_workload(name)
+        if name == _STEPS or np.ndim(self.batch):
+            return self.setting.plan_of(phase).estimate(workload).operators, workload
         return self.estimate(name).operators, workload
 
     def operators_expected(self, phase: str) -> ExpectedPass | None:
@@ -441,7 +448,7 @@ def _whole(requests: float) -> int | None:
 
 def expect_together(evaluations: Iterable[Evaluation]) -> None:
     """Evaluates the kernels of several generations, which takes less time than one after another."""
-    _expect((one, name) for one in evaluations for name in one._generation_passes)  # noqa: SLF001
+    _expect((one, name) for one in evaluations for name in one.generation_passes)
 
 
 def _expect(passes: Iterable[tuple[Evaluation, str]]) -> None:

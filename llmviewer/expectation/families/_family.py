@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import cached_property
 from math import exp, log
 from typing import Any, ClassVar, Final
 
@@ -72,12 +73,12 @@ class Implementation:
     kv_dtype: str = ""
     kernel: str = ""
 
-    @property
+    @cached_property
     def operation(self) -> str:
         """The last word of the kernel's name."""
         return self.kernel.rpartition(" ")[2]
 
-    @property
+    @cached_property
     def attention_kind(self) -> str:
         """The kind of attention, which is the last word of the kernel's name; "" for plain attention."""
         return self.operation if self.operation in _ATTENTIONS else ""

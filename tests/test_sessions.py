@@ -18,6 +18,7 @@ from llmviewer.serving.arrivals import Arrivals
 from llmviewer.serving.delays import parse_delays
 from llmviewer.serving.policy import POLICIES
 from llmviewer.serving.steps import Steps
+from llmviewer.serving.trace_files import read_traffic
 from llmviewer.serving.traffic import Calls, Traffic
 
 MODEL, DEVICE = "llama-3.2-1b", "h100-sxm"
@@ -234,7 +235,7 @@ def test_think_times_have_their_means(text, mean):
         ),
         ({"session_turns": None, "system_prompt": 3}, "system_prompt must be left out without session_turns"),
         ({"system_prompt": -1}, "system_prompt must be a whole number"),
-        ({"prefill_replicas": 1}, "session_turns must be left out with prefill_replicas"),
+        ({"prefill_replicas": 1}, "sessions must be left out with prefill_replicas"),
         ({"techniques": ["prefix-cache:hit=0.5"]}, "must be left out with session_turns, whose cached tokens"),
         ({"session_turns": 1000, "requests": 1_000_000}, "sessions must have at most"),
         ({"session_turns": 2, "prompt_lengths": 10_000_000}, "a session grows to 20"),
@@ -302,3 +303,103 @@ def test_report_and_document_have_sessions(capsys):
 def test_maximum_throughput_refuses_sessions(capsys):
     assert main(["simulate", MODEL, DEVICE, "--rate", "max", "--session-turns", "3"]) == 2
     assert "--session-turns" in capsys.readouterr().err
+
+
+# --- traces with sessions ---
+
+
+def read(path, rows):
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return read_traffic(path)
+
+
+def test_qwen_bailian_turns_come_at_their_times_or_with_the_answer(tmp_path):
+    """Parents before the trace are not waited for; blocks have 16 tokens, and timestamps are seconds."""
+    fields = ("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "turn", "hash_ids")
+    rows = [
+        (10, -1, 5.0, 40, 500, 1, [1, 2, 3]),
+        (11, 3, 5.0625, 33, 4, 2, [7, 8, 9]),
+        (12, 10, 5.125, 600, 5, 2, [1, 2, *range(20, 56)]),
+        (13, 12, 90.0, 40, 5, 3, [1, 2, 4]),
+    ]  # fmt: skip
+    traffic = read(tmp_path / "t.jsonl", [dict(zip(fields, row, strict=True)) for row in rows])
+    assert traffic.calls.parents == ((), (), (0,), (2,))
+    assert traffic.task.tolist() == [0, 1, 0, 0]
+    assert traffic.arrival_s.tolist() == [0, 0.0625, 0.125, 85]
+    assert traffic.cached.tolist() == [0, 0, 32, 32]
+    run = simulate(MODEL, DEVICE, arrivals=tmp_path / "t.jsonl", bound=True)
+    assert run.traffic.arrival_s[2] == pytest.approx(run.finish_s[0])
+    assert run.finish_s[0] > 0.125
+    assert run.traffic.arrival_s[3] == 85
+    assert run.cached.tolist() == [0, 0, 32, 32]
+    assert run.tasks.calls.tolist() == [3, 1]
+
+
+def test_dynamo_agentic_rows_wait_for_others_and_tools(tmp_path):
+    rows = [
+        {"request_id": "a", "wait_for": [], "timestamp": 1000, "input_length": 600, "output_length": 20,
+         "hash_ids": [1, 2]},
+        {"request_id": "b", "wait_for": ["a"], "delay": 100, "tool_wait_ms": 400, "input_length": 700,
+         "output_length": 9, "hash_ids": [1, 3]},
+        {"request_id": "failed", "wait_for": ["a"], "input_length": 7, "output_length": 0},
+        {"request_id": "d", "wait_for": ["b", "failed"], "tool_wait_ms": 2000, "input_length": 700, "output_length": 9},
+        {"request_id": "e", "wait_for": [], "timestamp": 1500, "input_length": 70, "output_length": 9},
+    ]  # fmt: skip
+    traffic = read(tmp_path / "t.jsonl", rows)
+    assert traffic.calls.kind == "task"
+    assert traffic.calls.parents == ((), (0,), (1, 0), ())
+    assert traffic.calls.delay_s.tolist() == [0, 0.5, 2, 0]
+    assert (traffic.task.tolist(), traffic.empty) == ([0, 0, 0, 1], 1)
+    run = simulate(MODEL, DEVICE, arrivals=tmp_path / "t.jsonl", bound=True)
+    check_arrivals(run)
+    assert run.traffic.arrival_s[[0, 3]].tolist() == [0, 0.5]
+    assert run.cached.tolist() == [0, 512, 0, 0]
+
+
+def test_session_rows_follow_each_other_and_repeat_the_conversation(tmp_path):
+    csv_path = tmp_path / "t.csv"
+    csv_path.write_text(
+        "Timestamp,Session ID,Request tokens,Response tokens\n0,x,100,28\n0,y,100,28\n1,x,200,8\n2,x,50,8\n3,,50,8\n"
+    )
+    rows = [
+        {"session_id": "x", "timestamp": 0, "input_length": 100, "output_length": 28},
+        {"session_id": "y", "timestamp": 0, "input_length": 100, "output_length": 28},
+        {"session_id": "x", "delay": 1000, "input_length": 200, "output_length": 8},
+        {"session_id": "x", "delay": 2000, "input_length": 50, "output_length": 8},
+        {"timestamp": 3000, "input_length": 50, "output_length": 8},
+    ]
+    table, lines = read_traffic(csv_path), read(tmp_path / "t.jsonl", rows)
+    for traffic in (table, lines):
+        assert traffic.calls.parents == ((), (), (0,), (2,), ())
+        assert traffic.cached.tolist() == [0, 0, 127, 0, 0]
+    assert table.arrival_s.tolist() == [0, 0, 1, 2, 3]
+    assert lines.arrival_s[[0, 1, 4]].tolist() == [0, 0, 3]
+    assert lines.calls.delay_s.tolist() == [0, 0, 1, 2, 0]
+    run = simulate(MODEL, DEVICE, arrivals=csv_path, bound=True)
+    assert run.cached.tolist() == [0, 0, 112, 0, 0]
+    run = simulate(MODEL, DEVICE, arrivals=tmp_path / "t.jsonl", bound=True)
+    check_arrivals(run)
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"wait_for": ["z"], "request_id": 1}, "2: wait_for must name request_ids of lines before; got 'z'"),
+        ({"wait_for": "a", "request_id": 1}, "2: wait_for must be a list of request_ids; got 'a'"),
+        ({"wait_for": [], "request_id": "a"}, "2: a request of a session must have a name of its own; got 'a'"),
+        ({"wait_for": []}, "2: a request of a session must have a name of its own; got None"),
+        ({"wait_for": ["a"], "request_id": 1, "delay": -1}, "2: delay must be 0 to 1e+09 ms; got -1"),
+        ({"wait_for": ["a"], "request_id": 1, "tool_wait_ms": "3"}, "2: delay must be 0 to 1e+09 ms; got '3'"),
+    ],
+)
+def test_invalid_session_rows_name_their_line(tmp_path, row, told):
+    first = {"request_id": "a", "wait_for": [], "timestamp": 0, "input_length": 6, "output_length": 2}
+    with pytest.raises(InputError, match=r"t\.jsonl:") as caught:
+        read(tmp_path / "t.jsonl", [first, {"timestamp": 1, "input_length": 6, "output_length": 2} | row])
+    assert told in str(caught.value)
+
+
+def test_traces_with_sessions_exclude_prefill_replicas(tmp_path):
+    read(tmp_path / "t.jsonl", [{"session_id": "x", "timestamp": 0, "input_length": 100, "output_length": 28}])
+    with pytest.raises(InputError, match="sessions must be left out with prefill_replicas"):
+        simulate(MODEL, DEVICE, arrivals=tmp_path / "t.jsonl", prefill_replicas=1)

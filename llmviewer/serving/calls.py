@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -138,3 +139,24 @@ def drawn_sessions(
             )  # fmt: skip
             before = (at,)
     return calls.traffic(in_flight)
+
+
+def with_repeated_conversations(traffic: Traffic) -> Traffic:
+    """Sessions of a trace without names of blocks, with those of conversations.
+
+    A prompt is taken to repeat the conversation of the request that it waits for if it is longer.
+    """
+    assert traffic.calls is not None
+    calls = Conversations(traffic.calls.kind)
+    for at, parents in enumerate(traffic.calls.parents):
+        conversation = {parent: int(traffic.prompt[parent] + traffic.gen[parent]) for parent in parents}
+        continues = max(
+            (parent for parent in parents if conversation[parent] < traffic.prompt[at]),
+            key=conversation.__getitem__, default=None,
+        )  # fmt: skip
+        calls.add(
+            int(traffic.calls.task[at]), gen=int(traffic.gen[at]), continues=continues,
+            new=int(traffic.prompt[at]) - (0 if continues is None else conversation[continues]),
+        )  # fmt: skip
+    named = calls.traffic()
+    return replace(traffic, cached=named.cached, blocks=named.blocks, ends=named.ends)

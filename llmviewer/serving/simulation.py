@@ -124,9 +124,8 @@ def simulate(
     sessions = _parse_sessions(session_turns, think_time, system_prompt)
     prefill_replicas = whole_number("prefill_replicas", prefill_replicas, least=0)
     seed = whole_number("seed", seed, least=0)
-    for name, is_given in (("concurrency", concurrency is not None), ("session_turns", sessions is not None)):
-        if is_given and prefill_replicas:
-            raise InputError(f"{name} must be left out with prefill_replicas, whose closed loop is not simulated")
+    if concurrency is not None and prefill_replicas:
+        raise InputError("concurrency must be left out with prefill_replicas, whose closed loop is not simulated")
     if client is not None:
         if concurrency is None:
             raise InputError(f"client must be left out without concurrency, its number of users; got {client!r}")
@@ -140,6 +139,7 @@ def simulate(
         rate, arrivals, concurrency, prompts=prompt_lengths, gens=gen_lengths, requests=requests, seed=seed,
         sessions=sessions,
     )  # fmt: skip
+    _check_waits(traffic, prefill_replicas)
     _check_span(traffic, "arrivals" if rate is None else "rate")
     transfer = arguments.enum_member("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
     link = arguments.enum_member("kv_link", kv_link or KvLink.SCALE_OUT, KvLink)
@@ -157,7 +157,7 @@ def simulate(
         prefill_setting = setting
         if prefill_replicas:
             prefill_setting = Setting.of(model, prefill_device, **options | {"hardware_set": prefill_changes})
-    _check_hits(setting, traffic)
+    _check_hits(setting, traffic, "session_turns, whose" if sessions else "arrivals, a trace file with the")
     bound = setting.bound
     check_server_options(setting.engine, policy, max_batch, int(np.max(traffic.prompt + traffic.gen)))
     parsed_policy, block, engine_max_batch = scheduling_options(setting.engine, policy, block, device, setting.layout)
@@ -258,6 +258,15 @@ def _parse_sessions(
     }  # fmt: skip
 
 
+def _check_waits(traffic: Traffic, prefill_replicas: int) -> None:
+    """Raises InputError if requests wait for answers, and prefills are simulated before these are there."""
+    if traffic.calls and prefill_replicas:
+        raise InputError(
+            f"{traffic.calls.kind}s must be left out with prefill_replicas: requests that wait for answers are not "
+            "simulated there"
+        )
+
+
 def _check_span(traffic: Traffic, name: str) -> None:
     """Raises InputError if arrivals span so long that times of steps are rounded off; `name` is the argument."""
     if not traffic.in_flight and (span := float(np.max(traffic.arrival_s))) > _MAX_ARRIVAL_SPAN_S:
@@ -265,9 +274,8 @@ def _check_span(traffic: Traffic, name: str) -> None:
         raise InputError(f"{must}; got {span:.3g} s")
 
 
-def _check_hits(setting: Setting, traffic: Traffic) -> None:
-    """Raises InputError if a technique sets cached tokens, and a trace file or sessions do too."""
-    source = "session_turns, whose" if traffic.calls else "arrivals, a trace file with the"
+def _check_hits(setting: Setting, traffic: Traffic, source: str) -> None:
+    """Raises InputError if a technique sets cached tokens, and the `source` of the requests does too."""
     for one in setting.techniques:
         if traffic.cached is not None and overrides(one, "cached_prefix_tokens"):
             raise InputError(f"{one.name} must be left out with {source} cached tokens of each prompt")

@@ -39,7 +39,7 @@ class Calls:
     @property
     def count(self) -> int:
         """Number of sessions or tasks."""
-        return int(self.task[-1]) + 1 if len(self.task) else 0
+        return int(np.max(self.task)) + 1
 
     @cached_property
     def children(self) -> list[list[int]]:
@@ -148,8 +148,8 @@ class Traffic:
         """Tokens up to the end of each named block of a request, in full cache blocks of `size` if they vary."""
         assert self.blocks is not None
         if isinstance(self.ends, int):
-            whole: Tokens = self.ends * np.arange(1, len(self.blocks[request]) + 1)
-            return np.minimum(whole, int(self.prompt[request]))
+            full_ends: Tokens = self.ends * np.arange(1, len(self.blocks[request]) + 1)
+            return np.minimum(full_ends, int(self.prompt[request]))
         ends: Tokens = np.array(self.ends[request], dtype=np.int64) // size * size
         return ends
 

@@ -63,6 +63,11 @@ def sampled(share: float) -> Stream:
     return Stream("sampled", (share,))
 
 
+def sampled_sequences(share: float) -> Stream:
+    """All tokens of the fraction `share` of the sequences, chosen independently."""
+    return Stream("sampled_sequences", (share,))
+
+
 def pass_fraction(share: float) -> Stream:
     """All tokens, in the fraction `share` of the passes."""
     return Stream("pass_fraction", (share,))

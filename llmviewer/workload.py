@@ -264,6 +264,10 @@ class Workload:
         """The fraction `share` of the tokens, chosen independently."""
         return _Sampled(tuple(s.times(share) for s in self.groups), share=share)
 
+    def sampled_sequences(self, share: float) -> Workload:
+        """All tokens of the fraction `share` of the sequences, chosen independently."""
+        return _SampledSequences(tuple(s.times(share) for s in self.groups), share=share)
+
     def pass_fraction(self, share: float) -> Workload:
         """All tokens in the fraction `share` of such passes, on average."""
         return _PassFraction(tuple(s.times(share) for s in self.groups), share=share)
@@ -402,6 +406,13 @@ class _Sampled(Workload):
 
     def one(self) -> Num:
         return 1 - (1 - self.share) ** (self.tokens() / self.share)
+
+
+class _SampledSequences(_Sampled):
+    """Pass of a random part of the sequences; amounts per pass count with the probability of at least one of them."""
+
+    def one(self) -> Num:
+        return 1 - (1 - self.share) ** (self.sequences() / self.share)
 
 
 class _PassFraction(_Sampled):

@@ -69,6 +69,7 @@ _MODELS: Final = {  # if _MODEL has nothing to change
     "mtp": "deepseek-v3",
     "expert-capacity": "mixtral-8x7b",
     "denoising": "llada-8b",
+    "encoder-exit": "bert-base-uncased",
 }
 _HARDWARE: Final = "a100-sxm-80gb"
 _REQUEST: Final = {"batch": 2, "prompt": 3999, "gen": 128}

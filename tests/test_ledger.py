@@ -161,6 +161,26 @@ def test_q_s1_03_hierarchical_all_to_all_takes_fewer_hops_and_twice_the_bytes():
     assert 1.7 < sent[1] / sent[0] <= 2
 
 
+def test_q_s1_03_two_levels_pay_for_small_batches_at_scale_and_auto_is_no_slower_than_either():
+    """64 experts' ranks in eight nodes: with messages of 1 and 5 us the hops bound small batches; `auto`, the default,
+    sends a row once to a node, as in two levels, and all messages at once, as in one.
+    """
+    latencies = ("scale_up.latency=1 us", "scale_out.latency=5 us")
+    gains = []
+    for batch in (64, 1024, 16384):
+        flat, deep, auto = (
+            decode_s(
+                setting("qwen3-30b-a3b", hardware=load_hardware("h100-sxm", latencies), dp=64, ep=64, **how),
+                batch=batch,
+            )
+            for how in ({"collective": "ring"}, {"collective": "ring", "hierarchical_all_to_all": True}, {})
+        )
+        assert auto <= min(flat, deep)
+        gains.append(flat / deep)
+    assert gains[0] > 1
+    assert gains == sorted(gains, reverse=True)
+
+
 def test_q_s2_03_grouped_heads_cache_an_eighth():
     heads = next(op.heads for _, op in model("llama-3-70b").graph if op.name == "qk_matmul")
     assert (heads.num_heads, heads.num_kv_heads) == (64, 8)
@@ -558,6 +578,15 @@ def test_q_s3_08_leaving_early_gains_up_to_twice():
         assert gains == sorted(gains)
         assert 1 < gains[0] < gains[-1] < most
     assert half[-1] < 2 < quarter[-1]
+
+
+def test_q_s3_08_layers_of_an_encoder_that_run_on_average_set_its_gain():
+    """Sample-level early exit (S4, section 5.2.5): no exit gains more than the layers that it saves."""
+    bert, asked = "bert-base-uncased", {"batch": 1, "prompt": 128}
+    gains = [prefill_s(setting(bert), **asked) / prefill_s(setting(bert, f"encoder-exit:layers={part}"), **asked)
+             for part in (0.9, 0.5, 0.25)]  # fmt: skip
+    assert gains == sorted(gains)
+    assert 1 < gains[1] < 1 / 0.5 * 1.2  # the embedding is left out, and the head runs for those that are left
 
 
 def test_q_s3_12_and_q_s4_06_points_side_by_side():

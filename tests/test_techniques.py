@@ -755,6 +755,44 @@ def test_drafts_of_forked_sequences_have_their_batch():
 # Tokens that skip layers, neurons that are not needed.
 
 
+BERT = "bert-base-uncased"
+
+
+@pytest.mark.parametrize(("layers", "every"), [(0.5, 1), (0.3, 3), (0.9, 2)])
+def test_sequences_leave_an_encoder_at_its_exits(layers, every):
+    """The same part leaves at each exit, so that a sequence runs the mean; a layer is read if any sequence is left."""
+    found, bare = (setting(*one, of=BERT) for one in ((f"encoder-exit:layers={layers},every={every}",), ()))
+    asked = Workload.prefill(batch=8, prompt=128)
+    ups = [row for row in found.plan.estimate(asked).operators if row.operator.name == "up_proj"]
+    (whole,) = (row for row in bare.plan.estimate(asked).operators if row.operator.name == "up_proj")
+    shares = [row.ops / whole.ops for row in ups]
+    assert np.mean(shares) == pytest.approx(layers)
+    left = sorted(set(np.round(shares, 12)), reverse=True)
+    assert left[0] == 1
+    assert len(left) == 12 / every
+    assert [after / before for before, after in pairwise(left)] == pytest.approx([left[1]] * (len(left) - 1))
+    read = [row.weight_bytes / whole.weight_bytes for row in ups]
+    assert read == pytest.approx([1 - (1 - share) ** 8 for share in shares], rel=1e-3)  # biases are read too
+    exits = [row for row in found.plan.estimate(asked).operators if row.operator.name == "pooler_dense"]
+    assert len(exits) == 12 / every - 1
+    assert exits[0].ops == 8 * 2 * 768**2
+
+
+def test_the_classifier_of_an_exit_by_hand():
+    """FastBERT: 46.1 million OPs for 128 tokens of BERT (table 1 of arXiv:2004.02178, recalled), beside attention; and
+    weights of its own.
+    """
+    found = setting("encoder-exit:classifier=student,layers=0.999", of=BERT)
+    rows = found.plan.estimate(Workload.prefill(batch=1, prompt=128)).operators
+    first = [row for row in rows if row.block.name == "exit.0"]
+    products = sum(float(row.ops) for row in first if row.operator.kind == "linear")
+    assert products == pytest.approx(46.1e6, rel=0.002)
+    narrow = 768 * 128 + 5 * 128**2 + 6 * 128 + 2 * 128 + 2
+    assert found.graph.parameters - setting(of=BERT).graph.parameters == 11 * narrow
+    assert "llama-2-7b is no encoder of text alone" in refused("encoder-exit")
+    assert "layers must be above 0.25" in refused("encoder-exit:every=3,layers=0.2", of=BERT)
+
+
 def test_early_exit_saves_the_layers_beyond_the_exit():
     found, bare = setting("early-exit:exit=0.5,stay=0.25,sure=nothing"), setting()
     assert found.plan.time_s(step()) == bare.plan.time_s(step())  # the prefill's graph
@@ -1458,6 +1496,7 @@ CHANGES = {  # - lowers, = conserves, + raises, ? depends: OPs, weights, activat
     "denoising": "==== ==== === -??",
     "eagle": "==== ++++ ++= -+-",
     "early-exit": "==== -?-- === =--",
+    "encoder-exit": "-?-= -?-= +=- =-?",
     "lookahead": "==== ++++ === -+?",
     "medusa": "==== ++++ +== -+-",
     "mixture-of-depths": "-=-- -?-- =-= =--",
@@ -1514,7 +1553,7 @@ def test_each_technique_changes_the_declared_quantities_only(asked, batch, promp
 
 # Products that ranks of tensor parallelism replicate, as engines do: those to and from narrow tensors.
 REPLICATED = {
-    "contextual-sparsity": "predictor_in", "mla": "kv_a_proj",
+    "contextual-sparsity": "predictor_in", "encoder-exit": "(pooler|head)_dense|classifier", "mla": "kv_a_proj",
     "lora": r"([qkv]|gate|up)_proj_lora_in|(o|down)_proj_lora_out",
     "low-rank": r"([qkv]|gate|up)_proj_in|(o|down)_proj",
 }  # fmt: skip
@@ -1541,7 +1580,8 @@ def changing(asked):
     return setting(asked, of=OTHER.get(asked, LLAMA))
 
 
-OTHER = {"mtp": "deepseek-v3", "expert-capacity": "mixtral-8x7b", "denoising": "llada-8b"}
+OTHER = {"mtp": "deepseek-v3", "expert-capacity": "mixtral-8x7b", "denoising": "llada-8b",
+         "encoder-exit": "bert-base-uncased"}  # fmt: skip
 
 
 @given(st.text(max_size=30) | st.from_regex(r"(sparsity|window|speculative)(:[a-z]+=[a-z0-9.]+(,[a-z]+=[0-9.]+)?)?"))

@@ -22,7 +22,8 @@ _TOTALS: Final[Mapping[str, tuple[int, ...]]] = {  # totals that a feature of th
     "one": (), "sequences": (_SEQUENCES,), "tokens": (_TOKENS,), "table_rows": (_TOKENS,), "with_logits": (_LOGITS,),
     "distinct_experts": (_TOKENS,), "expert_rows": (_TOKENS,), "logits": (_LOGITS,),
 }  # fmt: skip
-_SCALING_STREAMS: Final = ("replicas", "sampled", "pass_fraction")  # parts of a pass with proportional totals
+# parts of a pass with proportional totals
+_SCALING_STREAMS: Final = ("replicas", "sampled", "sampled_sequences", "pass_fraction")
 
 Launches = Sequence[tuple[Sequence[Form], int]]  # busy times of a launch by resource, and the number of such launches
 

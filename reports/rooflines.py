@@ -94,7 +94,7 @@ def roofline(analysis: Analysis, phase: str = "prefill") -> go.Figure:
     if analyzed is None:
         raise InputError(f"{analysis.model.name} does not generate: it has no {phase} step")
     name = phase_title(analysis, phase)
-    main, *others = roofs(analyzed, analysis.hardware)
+    main, *others = roofs(analyzed, analysis.setting.linked)
     roofline_points = points(analyzed)
     kinds = list(dict.fromkeys(point.kind for point in roofline_points))
     intensities = [main.ridge, *(point.intensity for point in roofline_points)]
@@ -160,7 +160,7 @@ def rooflines(analyses: Mapping[str, Analysis], phase: str = "prefill") -> go.Fi
     some_expected = False
     for (name, analysis), line in zip(analyses.items(), lines(len(analyses)), strict=True):
         analyzed = getattr(analysis.phases, phase)
-        main, *_ = roofs(analyzed, analysis.hardware)
+        main, *_ = roofs(analyzed, analysis.setting.linked)
         roofline_points = points(analyzed)
         kinds |= dict.fromkeys(point.kind for point in roofline_points if point.share >= _MIN_LABELLED_SHARE)
         low = min(low, min(main.ridge, *(point.intensity for point in roofline_points)) / 3)

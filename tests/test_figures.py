@@ -230,6 +230,8 @@ def test_the_roof_bends_where_peak_and_bandwidth_meet(fits):
     assert roof.y[1:] == (peak, peak)
     assert roof.y[0] / roof.x[0] == pytest.approx(768e9)
     assert "ridge point 235 OP/B<br>fp16 matrix 181 TOP/s" in texts(figure)
+    survey = figures.roofline(analyze("llama-2-7b", "rtx-a6000", accounting="survey"))
+    assert "ridge point 202 OP/B<br>fp16 matrix 155 TOP/s" in texts(survey)  # that of the paper, at datasheet rates
     memory, compute = figure.layout.shapes
     assert (memory.fillcolor, memory.x1) == (drawing.VERMILLION, 235.15625)
     assert (compute.fillcolor, compute.x0) == (drawing.GREEN, 235.15625)

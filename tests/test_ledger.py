@@ -11,7 +11,6 @@ digits are the tolerance. Where the product says something else, `differs` asser
 from __future__ import annotations
 
 import csv
-import json
 import re
 from dataclasses import replace
 from functools import cache
@@ -40,6 +39,7 @@ from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
 from .cases import first_fast
+from .survey import TABLE_5, VICUNA, described, scaled, slope
 
 LEDGER = {  # claims by how they are checked; INFO: those without a number of time or memory, or of other tables
     "EXACT": "S0-01 S0-03 S1-02 S1-03 S2-03 S2-04 S3-01 S3-03 S3-04 S3-10 S4-02 S4-03 S4-04",
@@ -58,12 +58,6 @@ CLAIMS = {claim for claims in LEDGER.values() for claim in claims.split()}
 model = cache(load_model)
 A100 = load_hardware("a100-sxm-80gb")
 A6000 = load_hardware("rtx-a6000")
-
-
-def described(tmp_path, **config):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": "llama", "torch_dtype": "float16", **config}), encoding="utf-8")
-    return load_model(str(path))
 
 
 def setting(name, *techniques, hardware=A100, **options):
@@ -643,17 +637,6 @@ def test_q_s4_10_most_of_the_time_is_attention_and_linears():
     assert attention < shares["decode", 2048]
 
 
-TABLE_5 = {  # tokens a pass and speed-up, least and most; impossible maxima (above the tokens) left out
-    "speculative:draft=llama-68m,gamma=4": ((1.77, 1.05), (2.02, 1.77)),
-    "lookahead:window=15,ngram=5,guesses=15": ((1.92, 1.12), (2.14, 1.30)),
-    "self-speculative:layers=0.3": ((1.64, 1.01), (1.74, 1.23)),
-    "retrieval": ((2.18, 1.72), (2.31, 2.27)),
-    "medusa": ((2.52, 2.04), None),
-    "eagle:version=1": ((3.47, 2.77), None),
-}
-VICUNA = ("llama-7b", "llama-13b", "llama-30b")  # sizes 7, 13 and 33 billion
-
-
 @pytest.mark.parametrize("asked", TABLE_5)
 def test_q_s4_12_speculative_decoding_is_between_the_bound_and_its_overhead(asked):
     """Table 5 of S4: the bound of the best of the models is above what was measured, and below the tokens of a pass."""
@@ -690,36 +673,14 @@ def test_q_s4_13_no_engine_beats_the_bound():
     assert max(measured.values()) < bound
 
 
-def _slope(found, phase, sizes, *, field="ops", kinds=None):
-    """The exponent of an amount over lengths, fitted to the longest of them."""
-    amounts = []
-    for n in sizes:
-        asked = Workload.prefill(batch=1, prompt=n) if phase == "prefill" else Workload.decode(batch=1, kv_len=n)
-        rows = found.plan_of(phase).estimate(asked).operators
-        amounts.append(
-            sum(float(r.repeat * getattr(r, field)) for r in rows if kinds is None or r.operator.kind in kinds)
-        )
-    return float(np.polyfit(np.log(sizes), np.log(amounts), 1)[0])
-
-
 LENGTHS = [2**n for n in range(14, 20)]
-
-
-def _scaled(tmp_path, name, scale):
-    """A model that ships, `scale` times as wide."""
-    config = yaml.safe_load((ROOT / "models" / f"{name}.yaml").read_text(encoding="utf-8"))["config"]
-    widths = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_heads",
-              "attention_hidden_size", "time_step_rank", "decoder_embed_dim", "decoder_value_embed_dim",
-              "decoder_ffn_embed_dim", "decoder_retention_heads")  # fmt: skip
-    return described(tmp_path, **{key: scale * value if key in widths and value else value
-                                  for key, value in config.items()})  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["llama-2-7b", "retnet-7b", "mamba-2.8b", "rwkv-4-7b"])
 def test_q_s4_15_exponents_over_widths(tmp_path, name):
     """Table 2 of S4: projections are n d^2 of a prefill and d^2 of a step; what mixes tokens is n^2 d, and n d."""
     scales = (1, 2, 4)
-    wide = [setting(_scaled(tmp_path, name, scale)) for scale in scales]
+    wide = [setting(scaled(tmp_path, name, scale)) for scale in scales]
     passes = {"prefill": Workload.prefill(batch=1, prompt=4096), "decode": Workload.decode(batch=1, kv_len=4096)}
     for phase, asked in passes.items():
         for kinds, exponent in ((("linear",), 2), (("attention", "scan"), 1)):
@@ -736,7 +697,7 @@ def test_q_s4_15_a_long_convolution_is_n_log_n():
                if r.operator.name == "long_filter") for n in LENGTHS]  # fmt: skip
     each = [amount / (n * np.log2(n)) for amount, n in zip(ops, LENGTHS, strict=True)]
     assert max(each) / min(each) < 1.1
-    assert _slope(found, "prefill", LENGTHS, kinds=("conv",)) == pytest.approx(1, abs=0.1)
+    assert slope(found, "prefill", LENGTHS, kinds=("conv",)) == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -756,8 +717,8 @@ def test_q_s4_15_exponents_over_lengths(name, techniques, prefill, decode):
     """Table 2 of S4, of what mixes tokens: n^2 d and n d of a Transformer, n d^2 and d^2 of the others."""
     found = setting(name, *techniques)
     kinds = ("attention", "scan")
-    assert _slope(found, "prefill", LENGTHS, kinds=kinds) == pytest.approx(prefill, abs=0.02)
-    assert _slope(found, "decode", LENGTHS, kinds=kinds) == pytest.approx(decode, abs=0.02)
+    assert slope(found, "prefill", LENGTHS, kinds=kinds) == pytest.approx(prefill, abs=0.02)
+    assert slope(found, "decode", LENGTHS, kinds=kinds) == pytest.approx(decode, abs=0.02)
 
 
 @pytest.mark.slow("serves saturated loads")

@@ -13,35 +13,7 @@ from llmviewer.resource import MEMORY
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
-# LLaMA-2-7b in fp16, batch 1, 2048 tokens, on an RTX A6000 of 155 TOP/s and 768 GB/s:
-# phase, operator, OPs, bytes, OP/B, attainable [TOP/s], bound, time [us]
-TABLE_1 = [
-    ("prefill", "q_proj", 68_719_476_736, 67_108_864, 1024.0, 155.0, "compute", 443.351),
-    ("prefill", "k_proj", 68_719_476_736, 67_108_864, 1024.0, 155.0, "compute", 443.351),
-    ("prefill", "v_proj", 68_719_476_736, 67_108_864, 1024.0, 155.0, "compute", 443.351),
-    ("prefill", "o_proj", 68_719_476_736, 67_108_864, 1024.0, 155.0, "compute", 443.351),
-    ("prefill", "gate_proj", 184_683_593_728, 152_043_520, 1214.6759, 155.0, "compute", 1191.507),
-    ("prefill", "up_proj", 184_683_593_728, 152_043_520, 1214.6759, 155.0, "compute", 1191.507),
-    ("prefill", "down_proj", 184_683_593_728, 152_043_520, 1214.6759, 155.0, "compute", 1191.507),
-    ("prefill", "qk_matmul", 34_359_738_368, 301_989_888, 113.7778, 87.3813, "memory", 393.216),
-    ("prefill", "sv_matmul", 34_359_738_368, 301_989_888, 113.7778, 87.3813, "memory", 393.216),
-    ("prefill", "softmax", 671_088_640, 536_870_912, 1.25, 0.96, "memory", 699.051),
-    ("prefill", "attn_norm", 58_720_256, 33_554_432, 1.75, 1.344, "memory", 43.691),
-    ("prefill", "attn_add", 8_388_608, 33_554_432, 0.25, 0.192, "memory", 43.691),
-    ("decode", "q_proj", 33_554_432, 33_570_816, 0.9995, 0.7676, "memory", 43.712),
-    ("decode", "k_proj", 33_554_432, 33_570_816, 0.9995, 0.7676, "memory", 43.712),
-    ("decode", "v_proj", 33_554_432, 33_570_816, 0.9995, 0.7676, "memory", 43.712),
-    ("decode", "o_proj", 33_554_432, 33_570_816, 0.9995, 0.7676, "memory", 43.712),
-    ("decode", "gate_proj", 90_177_536, 90_207_744, 0.9997, 0.7677, "memory", 117.458),
-    ("decode", "up_proj", 90_177_536, 90_207_744, 0.9997, 0.7677, "memory", 117.458),
-    ("decode", "down_proj", 90_177_536, 90_207_744, 0.9997, 0.7677, "memory", 117.458),
-    ("decode", "qk_matmul", 16_777_216, 16_916_480, 0.9918, 0.7617, "memory", 22.027),
-    ("decode", "sv_matmul", 16_777_216, 16_916_480, 0.9918, 0.7617, "memory", 22.027),
-    ("decode", "softmax", 327_680, 262_144, 1.25, 0.96, "memory", 0.341),
-    ("decode", "attn_norm", 28_672, 16_384, 1.75, 1.344, "memory", 0.021),
-    ("decode", "attn_add", 4_096, 16_384, 0.25, 0.192, "memory", 0.021),
-]
-TOOL = ("matrix.fp16=154.8385 TOP/s",)  # half of 309.677, as the public tool has it
+from .survey import BATCHES, FIGURE_6, FIGURE_7, FIGURE_8, LENGTHS, TABLE_1, TOOL
 
 
 @pytest.fixture(scope="module")
@@ -87,31 +59,19 @@ def _plan(quant):
 
 @pytest.mark.parametrize(
     ("quant", "times_ms"),
-    [
-        ("W16", (34.59, 42.48, 51.49, 69.51, 87.54, 104.43)),
-        ("W8", (17.86, 25.75, 34.76, 52.78, 70.80, 87.70)),
-        ("W4", (9.49, 17.38, 26.39, 44.41, 62.44, 80.76)),
-        ("W2", (5.31, 13.20, 22.21, 41.02, 61.50, 80.72)),
-        ("W1", (3.22, 11.10, 20.51, 41.00, 61.50, 80.72)),
-    ],
+    FIGURE_7,
 )
 def test_figure_7_decode_time_by_batch(quant, times_ms):
-    step = Workload.decode(batch=np.array([1, 8, 16, 32, 48, 63]), kv_len=1024)
+    step = Workload.decode(batch=np.array(BATCHES), kv_len=1024)
     assert tuple(np.round(_plan(quant).time_s(step) * 1e3, 2)) == times_ms
 
 
 @pytest.mark.parametrize(
     ("quant", "times_ms"),
-    [
-        ("W16", (33.76, 34.07, 34.70, 36.07, 45.52, 92.80, 193.71)),
-        ("W8", (17.03, 17.33, 17.97, 22.49, 45.31, 92.59, 193.49)),
-        ("W4", (8.66, 8.97, 11.18, 22.38, 45.20, 92.48, 193.39)),
-        ("W2", (4.48, 5.57, 11.12, 22.33, 45.15, 92.43, 193.33)),
-        ("W1", (2.78, 5.54, 11.10, 22.30, 45.12, 92.40, 193.31)),
-    ],
+    FIGURE_8,
 )
 def test_figure_8_prefill_time_by_length(quant, times_ms):
-    prompts = Workload.prefill(batch=1, prompt=np.array([16, 32, 64, 128, 256, 512, 1023]))
+    prompts = Workload.prefill(batch=1, prompt=np.array(LENGTHS))
     assert tuple(np.round(_plan(quant).time_s(prompts) * 1e3, 2)) == times_ms
 
 
@@ -129,14 +89,7 @@ def test_the_batch_at_which_weights_become_compute_bound(quant, q_proj, gate_pro
 
 @pytest.mark.parametrize(
     ("stage", "batch", "n", "total_gb", "split", "w4", "w4kv4", "w4a4kv4"),
-    [
-        ("decode", 1, 1024, 26.21, (0.968, 0.032, 0.000), 0.274, 0.250, 0.250),
-        ("decode", 1, 4096, 28.73, (0.883, 0.117, 0.000), 0.338, 0.250, 0.250),
-        ("decode", 16, 1024, 38.80, (0.654, 0.346, 0.000), 0.510, 0.250, 0.250),
-        ("prefill", 1, 1024, 26.53, (0.956, 0.032, 0.012), 0.283, 0.259, 0.250),
-        ("prefill", 1, 4096, 32.02, (0.793, 0.105, 0.103), 0.406, 0.327, 0.250),
-        ("prefill", 16, 1024, 43.90, (0.578, 0.306, 0.116), 0.566, 0.337, 0.250),
-    ],
+    FIGURE_6,
 )
 def test_figure_6_memory_relative_to_fp16(stage, batch, n, total_gb, split, w4, w4kv4, w4a4kv4):
     w = Workload.decode(batch=batch, kv_len=n) if stage == "decode" else Workload.prefill(batch=batch, prompt=n)

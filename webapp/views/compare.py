@@ -299,7 +299,7 @@ def _reasons(a: DeviceResult, one: Phase, b: DeviceResult, other: Phase, name: s
         pairs.append(("memory bandwidth", a.analysis.hardware.bandwidth(), b.analysis.hardware.bandwidth()))
     if "compute" in bounds:
         pairs.append((f"OPs{each}", one.total.ops, other.total.ops))
-        peaks = [roofs(p, x.analysis.hardware)[0].rate for p, x in ((one, a), (other, b))]
+        peaks = [roofs(p, x.analysis.setting.linked)[0].rate for p, x in ((one, a), (other, b))]
         pairs.append(("peak", peaks[0], peaks[1]))
     for label, before, after in pairs:
         if before and abs(after / before - 1) >= _MIN_RATIO_DIFFERENCE:

@@ -147,7 +147,7 @@ def _time_rows(result: OperatorResult, phase_name: str, phase: Phase) -> tuple[t
 
 def _roofline_position(device_result: DeviceResult, op: OperatorResult) -> str:
     """Position of an operator on the roofline, in words."""
-    hardware = device_result.analysis.hardware
+    hardware = device_result.analysis.setting.linked
     if op.bound == "link":
         return f"Limited by the {op.limited_by.removeprefix('link ')} link; not on the roofline."
     unit = Resource(Unit(op.compute_unit), op.compute_dtype)

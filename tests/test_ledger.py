@@ -239,6 +239,15 @@ def test_q_s3_13_feed_forward_networks_are_60_percent_of_weights():
     assert differs(_network(graph) / graph.parameters, 0.6, by=0.07)
 
 
+def test_q_s3_13_mixed_layers_give_models_of_any_size_above_the_rest_of_the_network():
+    """MatFormer: only feed-forward networks, 64.2 % of LLaMA 7B, have parts; by layer they can be mixed."""
+    whole = model("llama-7b").graph.parameters
+    sizes = [setting("llama-7b", f"structured-pruning:mix={mix}").graph.parameters / whole
+             for mix in ("32x0.125", "16x0.125+16x0.5", "32x0.5", "16x0.5+16x1")]  # fmt: skip
+    shares = (0.125, 0.3125, 0.5, 0.75)
+    assert sizes == pytest.approx([1 - 0.642 * (1 - share) for share in shares], abs=0.001)
+
+
 # CAP
 
 
@@ -391,6 +400,15 @@ def test_q_s3_06_llama_7b_is_pruned_to_5_4_billion():
     """A quarter of heads and neurons of layers 4 to 29, as LLM-Pruner (arXiv:2305.11627), is Compresso's size."""
     smaller = setting("llama-7b", "structured-pruning:heads=0.75,ffn=0.75,first=4,last=2").graph
     assert smaller.parameters == 6_738_415_616 - 26 * (4 * 4096 * 1024 + 3 * 4096 * 2752) == 5_422_977_024
+
+
+def test_q_s3_06_sparsity_by_layer_is_stored_as_its_mean():
+    """OWL gives each layer what its outliers allow, here up to 8 % more or less than the 60 % of SparseGPT."""
+    by_layer, even = (
+        setting("llama-7b", f"pruning:format=bitmap,{one}") for one in ("layers=16x0.52+16x0.68", "sparsity=0.6")
+    )
+    assert weight_bytes(by_layer.graph) == pytest.approx(weight_bytes(even.graph), rel=1e-9)
+    assert decode_s(by_layer) == pytest.approx(decode_s(even), rel=1e-6)
 
 
 def test_q_s4_09_a_factorisation_of_16_to_12_3_billion():

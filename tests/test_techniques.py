@@ -778,6 +778,39 @@ def test_sequences_leave_an_encoder_at_its_exits(layers, every):
     assert exits[0].ops == 8 * 2 * 768**2
 
 
+def test_each_layer_may_have_a_sparsity_of_its_own():
+    """OWL, BESA and ISC: the mean sparsity sets the bytes, of which each layer reads what is left of it."""
+    own, mean = (
+        setting(f"pruning:format=bitmap,{one}")
+        for one in ("layers=8x0.6+24x0.75", f"sparsity={(8 * 0.6 + 24 * 0.75) / 32}")
+    )
+    assert weight_bytes(own.graph) == pytest.approx(weight_bytes(mean.graph), rel=1e-9)
+    rows = [row for row in own.decode_plan.estimate(step()).operators if row.operator.name == "down_proj"]
+    stored = [(row.repeat, float(row.weight_bytes) / (4096 * 11008)) for row in rows]
+    assert sorted(stored) == [(8, pytest.approx((0.4 * 16 + 1) / 8)), (24, pytest.approx((0.25 * 16 + 1) / 8))]
+    for asked, error in (
+        ("layers=8x0.6", "layers must have 32 layers; got 8"), ("layers=6", "layers must be fractions of consecutive"),
+        ("layers=32x1", "a layer cannot have a sparsity of 1"),
+        ("layers=32x0.5,sparsity=0.6", "give sparsity or layers"),
+    ):  # fmt: skip
+        assert error in refused(f"pruning:{asked}")
+
+
+def test_layers_of_nested_networks_are_mixed_and_matched():
+    """MatFormer: each layer has a part of its neurons, so that a model is of any size between those of the parts."""
+    found = setting("structured-pruning:mix=8x0.25+16x0.5+8x1").graph
+    widths = {op.weight.shape[0]: block.repeat for block, op in found if op.name == "up_proj"}
+    assert widths == {2752: 8, 5504: 16, 11008: 8}
+    sizes = [setting(f"structured-pruning:{one}").graph.parameters for one in ("ffn=0.5", "mix=16x0.5+16x1")]
+    whole = setting().graph.parameters
+    assert whole - sizes[1] == (whole - sizes[0]) / 2
+    for asked, error in (
+        ("mix=16x0.5", "mix must have 32 layers; got 16"), ("mix=32x1", "give heads, ffn"), ("mix=32x0", "above 0"),
+        ("mix=32x0.5,ffn=0.5", "drop ffn"),
+    ):  # fmt: skip
+        assert error in refused(f"structured-pruning:{asked}")
+
+
 def test_the_classifier_of_an_exit_by_hand():
     """FastBERT: 46.1 million OPs for 128 tokens of BERT (table 1 of arXiv:2004.02178, recalled), beside attention; and
     weights of its own.

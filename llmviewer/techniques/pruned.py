@@ -16,6 +16,7 @@ from ..operators.linear import ChosenLinear, ExpertsLinear, Linear, Router
 from ..operators.routing import UNGROUPED
 from ..records import frozen
 from . import technique
+from ._layers import by_layer_problem, layers_by_fraction, parse_by_layer
 from ._linears import is_main_layer, is_plain_linear
 from ._parameters import parameter
 from ._technique import Kind, Requirement, SettingView, Technique
@@ -33,8 +34,10 @@ class StructuredPruning(Technique):
     Formula: projections, cache and pairs x heads; feed-forward networks x ffn; all of a layer x layers; one side of
     every matrix, embedding and head x hidden. Query heads go together with the keys and values that they share. Of
     experts as many are chosen as before, at most all that stay. Layers at either end can keep all heads, neurons and
-    experts, as with LLM-Pruner (LLaMA 7B to 5.42 billion parameters: heads=0.75,ffn=0.75,first=4,last=2).
-    Source: arXiv:2305.11627; arXiv:2310.06694; arXiv:2401.15024; experts: arXiv:2404.05089.
+    experts, as with LLM-Pruner (LLaMA 7B to 5.42 billion parameters: heads=0.75,ffn=0.75,first=4,last=2). With `mix`,
+    each layer has as many neurons as is said of it, as MatFormer's nested networks can be mixed and matched.
+    Source: arXiv:2305.11627; arXiv:2310.06694; arXiv:2401.15024; experts: arXiv:2404.05089; mixed
+    layers: arXiv:2310.07707.
     Use when: prefill, decode and memory should all shrink, on any device.
     Limits: neurons of experts, and attention with latents or states, are not pruned.
     """
@@ -45,6 +48,7 @@ class StructuredPruning(Technique):
 
     heads: float = parameter("fraction of the attention heads that stays", 1.0, least=0, most=1)
     ffn: float = parameter("fraction of the feed-forward neurons that stays", 1.0, least=0, most=1)
+    mix: str = parameter("fraction of the neurons that stays in consecutive layers, such as 16x0.5+16x1", "")
     experts: float = parameter("fraction of the routed experts that stays", 1.0, least=0, most=1)
     layers: float = parameter("fraction of the layers that stays", 1.0, least=0, most=1)
     hidden: float = parameter("fraction of the hidden width that stays", 1.0, least=0, most=1)
@@ -59,18 +63,21 @@ class StructuredPruning(Technique):
         )
         remaining = (new for new, old in zip(blocks, graph.blocks, strict=True) if new.layers or not old.layers)
         pruned = range(self.first, num_layers - self.last)
-        parts = (part for block in remaining for part in split_layers(block, pruned.__contains__, self._thinner))
+        parts = [part for block in remaining for part in split_layers(block, pruned.__contains__, self.thinner)]
+        for ffn, layers in layers_by_fraction(self.mix, without=1.0).items():
+            thinner = replace(self, ffn=ffn, heads=1.0, experts=1.0, mix="").thinner
+            parts = [piece for part in parts for piece in split_layers(part, layers.__contains__, thinner)]
         return Graph(tuple(_narrower(part, self.hidden) if part.main and self.hidden < 1 else part for part in parts))
 
-    def _thinner(self, block: Block) -> Block:
+    def thinner(self, block: Block) -> Block:
         """The layers with fewer heads, neurons and experts."""
         if not is_main_layer(block):
             return block
-        fractions = {**self._heads(block), **self._neurons(block)}
+        fractions = {**self._heads(block), **self.neurons(block)}
         resized = block.map(lambda op: _resized(op, fractions, self.heads)) if fractions else block
         return _with_fewer_experts(resized, self.experts) if self.experts < 1 else resized
 
-    def _neurons(self, block: Block) -> dict[str, float]:
+    def neurons(self, block: Block) -> dict[str, float]:
         """Fraction of their width that tensors inside feed-forward networks keep, by name."""
         acts = (op for op in block.operators if isinstance(op, Activation)) if self.ffn < 1 else ()
         fractions: dict[str, float] = {}
@@ -109,13 +116,24 @@ class StructuredPruning(Technique):
                 )
         return fractions
 
+    def _fractions_problem(self, layers: int) -> str:
+        """The reason why fractions do not fit a model of so many layers; "" if they do."""
+        left = (self.heads, self.ffn, self.experts, self.layers, self.hidden)
+        mixed = parse_by_layer(self.mix)
+        if self.mix and (problem := by_layer_problem(self.mix, layers)):
+            return f"mix {problem}"
+        if self.mix and (self.ffn < 1 or self.layers < 1 or 0.0 in mixed):
+            return "mix has the neurons of all layers, above 0; drop ffn and layers"
+        if not all(left) or min((*left, *mixed)) == 1:
+            return "give heads, ffn, experts, layers or hidden below 1" + ", and none as 0" * (not all(left))
+        if self.first + self.last >= round(self.layers * layers):
+            return f"first and last leave none of the {round(self.layers * layers)} layers to prune"
+        return ""
+
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         graph = setting.model.graph
-        left = (self.heads, self.ffn, self.experts, self.layers, self.hidden)
-        if not all(left) or min(left) == 1:
-            return "give heads, ffn, experts, layers or hidden below 1" + ", and none as 0" * (not all(left))
-        if self.first + self.last >= round(self.layers * graph.layers):
-            return f"first and last leave none of the {round(self.layers * graph.layers)} layers to prune"
+        if problem := self._fractions_problem(graph.layers):
+            return problem
         between = {op.name: op for block in graph.blocks if block.main for op in _hidden_operators(block)}
         strange = [
             name for name, op in between.items() if not isinstance(op, _NARROWABLE) or isinstance(op, ChosenLinear)
@@ -124,7 +142,8 @@ class StructuredPruning(Technique):
             return f"hidden cannot narrow {strange[0]} of {setting.model.name}; drop hidden"
         if self.heads < 1 and not any(is_main_layer(block) and _has_prunable_heads(block) for block in graph.blocks):
             return f"{setting.model.name} has no attention whose heads can be pruned; drop heads"
-        if self.ffn < 1 and not any(is_main_layer(block) and self._neurons(block) for block in graph.blocks):
+        narrower = replace(self, ffn=min((self.ffn, *parse_by_layer(self.mix))), mix="")
+        if narrower.ffn < 1 and not any(is_main_layer(block) and narrower.neurons(block) for block in graph.blocks):
             return f"{setting.model.name} has no dense feed-forward network; drop ffn"
         routes = [op for _, op in graph if isinstance(op, Route)] if self.experts < 1 else []
         grouped = any(op.groups != UNGROUPED for op in routes)

@@ -9,19 +9,22 @@ from typing import Final
 
 from ..devices.hardware import Hardware
 from ..forms import Form
-from ..graph import Graph
+from ..graph import Block, Graph
 from ..operators.base import Operator
 from ..operators.linear import Linear
 from ..precision import Format
 from ..records import frozen
 from ..resource import Resource
 from . import technique
+from ._layers import by_layer_problem, layers_by_fraction, parse_by_layer
 from ._linears import ReplacedLinear
 from ._parameters import parameter
 from ._technique import Kind, Requirement, SettingView, Technique
+from .depth import split_layers
 
 _ROUNDED: Final = 0.02  # relative rounding of datasheet rates: 733 and 362 for L40S
 _SUPPORTED_N_M: Final = (2, 4)  # the n:m that sparse matrix units support
+_HALF: Final = 0.5  # sparsity if none is given
 _INDEX_BITS: Final = 16  # per column index within a tile
 
 
@@ -53,9 +56,10 @@ class Sparse(Technique):
         raise NotImplementedError
 
     def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
-        return graph.map(lambda op: self._sparse(op, hardware))
+        return graph.map(lambda op: self.sparse(op, hardware))
 
-    def _sparse(self, op: Operator, hardware: Hardware) -> Operator:
+    def sparse(self, op: Operator, hardware: Hardware) -> Operator:
+        """`op` with zeros in its matrix, if it is a linear that has them."""
         if not isinstance(op, Linear) or isinstance(op, SparseLinear) or op.left_as_published:
             return op
         density = self.done(op, hardware)
@@ -136,20 +140,35 @@ class Structured(Sparse):
 @technique("pruning")
 @frozen(kw_only=True)
 class Unstructured(Sparse):
-    """Unstructured pruning (SparseGPT, Wanda): any weights may be zero.
+    """Unstructured pruning (SparseGPT, Wanda; by layer: OWL, BESA, ISC): any weights may be zero.
 
-    Effect: fewer bytes of weights, if the format omits zeros. All multiply-adds are done, those with zeros too.
+    Effect: fewer bytes of weights, if the format omits zeros. All multiply-adds are done, those with zeros too. With
+    `layers`, each layer has a sparsity of its own.
     Formula: bits per weight = density x bits + 1 (bitmap), density x (bits + 16) (index of 16 bits), or unchanged
     (dense), with density = 1 - sparsity.
-    Source: arXiv:2309.10285 (sparse load, dense compute); arXiv:2301.00774.
+    Source: arXiv:2309.10285 (sparse load, dense compute); arXiv:2301.00774; by layer: arXiv:2310.05175 (OWL).
     Use when: decode is bound by weights, and kernels load a compressed format and fill in the zeros on the chip.
     Limits: no gain in the dense format, nor for a prefill bound by the compute units. Indices take more than the
     omitted zeros below a sparsity of 16 / (bits + 16), a bitmap below 1 / bits.
     Not modeled: filling in the zeros. The expected time is that of a dense product with as many OPs and bytes.
     """
 
-    sparsity: float = parameter("fraction of the weights that is zero", 0.5, least=0, most=1, open=True)
+    sparsity: float = parameter("fraction of the weights that is zero", _HALF, least=0, most=1, open=True)
+    layers: str = parameter("sparsity of consecutive layers, such as 8x0.6+24x0.75; instead of sparsity", "")
     format: str = parameter("how weights are stored", "dense", choices=("dense", "bitmap", "index"))
+
+    def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:
+        if not self.layers:
+            return super().lowered(graph, hardware, decode=decode)
+        blocks = [*graph.blocks]
+        for sparsity, layers in layers_by_fraction(self.layers, without=0.0).items():
+            one = replace(self, sparsity=sparsity, layers="")
+
+            def pruned(block: Block, one: Unstructured = one) -> Block:
+                return block.map(lambda op: one.sparse(op, hardware))
+
+            blocks = [piece for block in blocks for piece in split_layers(block, layers.__contains__, pruned)]
+        return Graph(tuple(blocks))
 
     def bits(self, dense: float) -> float:
         density = 1 - self.sparsity
@@ -157,6 +176,15 @@ class Unstructured(Sparse):
 
     def done(self, op: Linear, hardware: Hardware) -> float | None:  # noqa: ARG002
         return None if self.format == "dense" else 1.0
+
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
+        if self.layers and (problem := by_layer_problem(self.layers, setting.model.graph.layers)):
+            return f"layers {problem}"
+        if self.layers and self.sparsity != _HALF:
+            return "give sparsity or layers, which has that of each layer, not both"
+        if 1.0 in parse_by_layer(self.layers):
+            return f"a layer cannot have a sparsity of 1; got {self.layers!r}"
+        return super().incompatibility(setting, others)
 
     def notes(self, setting: SettingView) -> tuple[str, ...]:  # noqa: ARG002
         if self.format != "dense":

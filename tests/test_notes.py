@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import llmviewer
@@ -132,6 +134,22 @@ def test_note_names_models_that_fit_in_the_last_level_cache():
     )
     for larger in ({}, {"quant": "bf16", "batch": 64}, {"quant": "bf16", "offload": "weights=0.5"}):
         assert not any("fit in the" in note for note in analyze("llama-68m", "mi300x", **larger).notes)
+
+
+def test_slow_newest_kernels_of_experts_are_named_with_the_option_of_the_server():
+    """vLLM's per-tensor fp8 experts on Hopper: rows of 0.24 take up to six times as long as those of 0.22."""
+
+    def told(*asked, **more):
+        return notes("experts take", *asked, **more)
+
+    (shown,) = told("qwen3-30b-a3b", "h200-sxm", quant="fp8", batch=32, engine="vllm")
+    assert "0.24.0 (vllm_modeloptfp8moe_flashinfer_cutlass_flashinferexperts), as expected here" in shown
+    assert " in that of 0.22.0 (vllm_fused_moe); --moe-backend chooses another kernel" in shown
+    slow, fast = (float(one) for one in re.findall(r"([\d.]+) ms", shown)[-2:])
+    assert slow > 4 * fast
+    assert not told("qwen3-30b-a3b", "h200-sxm", batch=32, engine="vllm")  # bf16: both versions are as fast
+    assert not told("qwen3-30b-a3b", "b200", quant="fp8", batch=32, engine="vllm")  # the newest is the fastest
+    assert not told("qwen3-30b-a3b", "h200-sxm", quant="fp8", batch=32)
 
 
 def test_operators_that_an_engine_runs_in_one_launch_are_named():

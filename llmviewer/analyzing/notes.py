@@ -12,6 +12,7 @@ import numpy as np
 from ..devices.keys import ON_CHIP
 from ..expectation.formats import TYPES
 from ..expectation.kernels import Kernels
+from ..expectation.times import KernelBounds
 from ..expectation.whole_passes import backends
 from ..ggml import BY_NAME
 from ..graph import Block, Graph
@@ -46,6 +47,7 @@ _LITTLE_EFFECT: Final = {  # what-ifs that change few results, by prefix
 _GGUF_ENGINE: Final = "llama.cpp"
 _GGUF_TYPES: Final = BY_NAME.keys() - NAMED.keys() - {"f32", "f16", "f64"}  # types that only GGUF files have
 _MAX_MERGED: Final = 8  # operators of a launch that a note names; the layers of a whole pass are more
+_SLOW_EXPERTS: Final = 1.5  # times as long, from which another kernel of the experts is named
 _WIDEST_BITS: Final = 16  # bits; matrix-product kernels treat wider formats as 16-bit ones
 
 
@@ -63,6 +65,7 @@ def notes(evaluation: Evaluation, *, generated: int) -> tuple[str, ...]:
     sentences += [*_links(setting), *_fp32_weights(setting), *_engine_library(setting), *_gguf_engine(setting)]
     sentences += [
         *_merged_launches(evaluation),
+        *_slow_experts(evaluation),
         *_to_mxfp8(setting),
         *_other_libraries(evaluation),
         *_other_types(evaluation),
@@ -318,6 +321,37 @@ def _merged_launches(evaluation: Evaluation) -> list[str]:
     if not names:
         return []
     return [f"one launch of {setting.engine.title} each, whose expected time its operators share: {', '.join(names)}"]
+
+
+def _slow_experts(evaluation: Evaluation) -> list[str]:
+    """Phases in which the experts' newest measured kernel is much slower than one of an earlier version."""
+    setting, kernels = evaluation.setting, evaluation.setting.kernels
+    if setting.engine is None or kernels is None or isinstance(kernels.device, str):
+        return []
+    times_by_kernels: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for phase in evaluation.phases:
+        launched = evaluation.launched(phase, kernels)
+        times_s: dict[str, float] = {}
+        releases: dict[str, tuple[int, ...]] = {}
+        for launches, _, bound in launched.groups:
+            count = sum(launched.operators[launch.members[0]].block.repeat for launch in launches)
+            for kernel in (one for one in launches[0].kernels if one.family == "moe"):
+                for fit, time_s in kernels.expected_by_kernel(KernelBounds(kernel, bound)):
+                    name = f"{fit.version} ({fit.implementation.kernel})"
+                    times_s[name] = times_s.get(name, 0.0) + count * float(np.sum(time_s))
+                    releases[name] = fit.release
+        newest = max(times_s, key=lambda name: (releases[name], -times_s[name]), default="")
+        fastest = min(times_s, key=lambda name: times_s[name], default="")
+        if newest and releases[fastest] < releases[newest] and times_s[newest] > _SLOW_EXPERTS * times_s[fastest]:
+            times = (f"{seconds(times_s[newest])} in {phase}", seconds(times_s[fastest]))
+            times_by_kernels.setdefault((newest, fastest), []).append(times)
+    choice = f"; {option} chooses another kernel" if (option := setting.engine.experts_option) else ""
+    return [
+        f"experts take {', '.join(slow)} in the kernel of {kernels.library} {newest}, as expected here, and "
+        f"{', '.join(fast)} in that of {fastest}{choice}"
+        for (newest, fastest), times in times_by_kernels.items()
+        for slow, fast in [zip(*times, strict=True)]
+    ]
 
 
 def _other_libraries(evaluation: Evaluation) -> list[str]:

@@ -250,6 +250,7 @@ class Engine:
     block     tokens per block of its cache
     memory    what it does with memory; None if unknown
     fused     names of fusions that its launches have
+    experts_option    option of its server that chooses the kernel of experts; "" if unknown
     limited_products  data type of products that leave the cores of collectives free in whole prefills with two-batch
               overlap; "" for none
     row       row of the table; None if it has none
@@ -271,6 +272,7 @@ class Engine:
     block: int = 16
     memory: MemoryRules | None = None
     fused: tuple[str, ...] = ()
+    experts_option: str = ""
     limited_products: str = ""
     row: Row | None = None
     options: ServerOptions = AS_SHIPPED
@@ -361,7 +363,8 @@ def _read(name: str, version: str) -> Engine:
     return Engine(
         name=name, title=file.text("title"), note=file.text("note"), version=version or newest,
         library=_plain(kernels, "library"), attention=_plain(kernels, "attention", "flash"),
-        kernels=_plain(kernels, "factor", 1.0), has_whole_passes=_plain(kernels, "whole_passes", default=False),
+        kernels=_plain(kernels, "factor", 1.0), experts_option=_plain(kernels, "experts_option", ""),
+        has_whole_passes=_plain(kernels, "whole_passes", default=False),
         host=_host(file.section("host")) if file.has("host") else IDLE,
         frontend=_frontend(file.section("frontend")) if file.has("frontend") else DIRECT,
         defaults=tuple(_default(part) for part in file.sections("schedulers")),
@@ -448,7 +451,8 @@ _RESERVED: Final = (
 )  # fmt: skip
 _SOURCE: Final = ("title", "page", "version", "year", "url")
 _SECTION_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
-    "kernels": ("library", "attention", "factor", "whole_passes"), "host": ("launch", "prefill_launch", "step"),
+    "kernels": ("library", "attention", "factor", "whole_passes", "experts_option"),
+    "host": ("launch", "prefill_launch", "step"),
     "frontend": ("request", "token", "response", "ahead"),
     "schedulers": ("policy", "from", "but", "max_num_seqs", "lockstep_policy"), "cache": ("block",),
     "memory": ("of", "pool", "reserve", *_SIZES, *_PLAIN_RULES), "row": ("tokens_per_s", "fitted"), "limits": _LIMITS,

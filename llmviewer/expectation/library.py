@@ -19,7 +19,7 @@ from .formats import STAND_IN_TYPES, TYPES, WEIGHTS_ONLY
 from .index import by_family, index
 from .launches import LibraryKernel
 from .profile import FitGroup, KernelFit, Profile
-from .transfer import fits_on_nearest_devices, has_equal_cost_types
+from .transfer import fits_on_nearest_devices, has_enough_rows, has_equal_cost_types
 
 _MIN_FAMILIES: Final = 3  # least number of measured families of a library that may be the default of a device
 
@@ -137,7 +137,8 @@ class Library:
                 implementations = self._implementations_elsewhere(
                     kernel, implementation.dtype, plain=plain, same_library=not self.is_library_unknown
                 )
-            implementations = implementations or self._implementations_on_device(kernel, mine or alike, several=several)
+            mine = mine or [fit for fit in alike if not several or self._stands_in(fit)]
+            implementations = implementations or self._implementations_on_device(kernel, mine, several=several)
             for dtype in (implementation.dtype, *STAND_IN_TYPES.get(implementation.dtype, ())) if several else ():
                 for same_library in (True, False):
                     implementations = implementations or self._implementations_elsewhere(
@@ -145,6 +146,10 @@ class Library:
                     )
             self._implementations[key] = implementations or (implementation,)
         return self._implementations[key]
+
+    def _stands_in(self, fit: KernelFit) -> bool:
+        """Whether a fit is good enough for kernels of another library."""
+        return has_enough_rows(fit) or key_of(fit) in self.user_fits
 
     def _implementations_on_device(
         self, kernel: LibraryKernel, alike: Sequence[KernelFit], *, several: bool
@@ -182,9 +187,9 @@ class Library:
             return ()
         like = replace(kernel, implementation=replace(implementation, dtype=dtype))
         alike = [fit for fit in self.fits_by_family.get(kernel.family, ()) if _same_work(fit, like, plain=plain)]
-        near = fits_on_nearest_devices(
-            [fit for fit in alike if not same_library or fit.implementation.library == implementation.library], device
-        )
+        mine = [fit for fit in alike if fit.implementation.library == implementation.library]
+        others = [fit for fit in alike if fit not in mine and self._stands_in(fit)]
+        near = fits_on_nearest_devices(mine if same_library else [*mine, *others], device)
         libraries = {fit.implementation.library for fit in near}
         if not self.is_library_unknown and near:
             most_measured = max(near, key=lambda fit: fit.rows).implementation.library

@@ -171,6 +171,16 @@ class KernelTimes(Library):
             cached[key] = expectation
         return expectation if distinct.places is None else expectation.at(distinct.places), fits[0]
 
+    def expected_by_kernel(self, one: KernelBounds) -> Iterator[tuple[KernelFit, Array]]:
+        """Yields the fit of each kernel of the library that was measured for some work on the device, and its expected
+        time where it runs. [s]
+        """
+        kernel, columns = self.run_as(one.kernel), one.kernel.columns(one.chosen)
+        for implementation in self.implementations_for(kernel):
+            found = self._alternative(kernel, implementation, columns)
+            if found and (found[1].device, found[1].implementation.library) == (self.hardware.name, self.library):
+                yield found[1], found[0].expected
+
     def stand_in_libraries(self, kernel: LibraryKernel) -> tuple[str, ...]:
         """Libraries whose kernels stand in, if its own library has none for such work and libraries differ."""
         kernel = self.run_as(kernel)

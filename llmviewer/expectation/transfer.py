@@ -297,10 +297,7 @@ def _nearest(fits: Sequence[KernelFit], device: Device, implementation: Implemen
     with stable tiling, these are the nearest fits of each architecture, unless one is on the device itself.
     """
     reliable = [
-        fit
-        for fit in fits
-        if fit.rows >= _MIN_ROWS_PER_PARAMETER * _parameter_count(fit.family, fit.variant)
-        or _reliable_on_few_rows(fit, device, implementation)
+        fit for fit in fits if has_enough_rows(fit) or _reliable_on_few_rows(fit, device, implementation)
     ] or fits
     measured = [(_distance(fit, device, implementation), fit) for fit in reliable]
     best: dict[tuple[str, str], tuple[tuple[float, ...], KernelFit]] = {}
@@ -330,6 +327,11 @@ def _reliable_on_few_rows(fit: KernelFit, device: Device, implementation: Implem
         and measured == target
         and not (computes and stand_in(fit, implementation))
     )
+
+
+def has_enough_rows(fit: KernelFit) -> bool:
+    """Whether a fit is of enough rows to stand in for other libraries and architectures."""
+    return fit.rows >= _MIN_ROWS_PER_PARAMETER * _parameter_count(fit.family, fit.variant)
 
 
 @cache

@@ -14,7 +14,7 @@ from llmviewer.serving.outcome import PERCENTILES, Simulation, summary
 from llmviewer.serving.saturation import Saturation
 from llmviewer.serving.traffic import Traffic
 from llmviewer.setting import Setting
-from llmviewer.units import counted, seconds
+from llmviewer.units import counted, seconds, si
 
 from .page_figures import Picture, picture
 from .parts import Card
@@ -171,6 +171,9 @@ def remarks(result: Simulation) -> list[str]:
     lines = [f"Bottleneck: {likely.limit}"]
     lines += _first_round(likely)
     lines += preempted(likely.preemptions, likely.usage)
+    if likely.usage.paused:
+        moved = f"; {si(likely.usage.swapped)}B of KV cache moved to the host and back" if likely.usage.swapped else ""
+        lines.append(f"Order: requests gave their place to others {likely.usage.paused:,.0f} times{moved}.")
     lines += _prefix_cache(likely)
     if likely.usage.padding:
         share = likely.usage.padding / (likely.usage.padding + likely.usage.read + likely.usage.written)
@@ -200,7 +203,7 @@ def tables(result: Simulation) -> list[Table]:
     """Latencies of requests, expected and at the bound, and throughput."""
     bound = _times(result, "Latency at the bound", about=True)
     expected = [_times(result.expected, "Latency, expected", about=False)] if result.expected else []
-    return [*expected, bound, *_tasks(result), _service(result)]
+    return [*expected, bound, *_tasks(result), _service(result), *_tenants(result.likely)]
 
 
 def _tasks(result: Simulation) -> Iterator[Table]:
@@ -222,6 +225,29 @@ def _tasks(result: Simulation) -> Iterator[Table]:
             title=f"{kind.capitalize()}s{basis_of}", about=about, head=(f"per {kind}", *_SUMMARY),
             words=(f"per {kind}",), body=tuple(body),
         )  # fmt: skip
+
+
+def _tenants(run: Simulation) -> list[Table]:
+    """Latencies and tokens of each tenant."""
+    if not run.traffic.tenant_names:
+        return []
+    body = []
+    for tenant in run.by_tenant():
+        times = (tenant[key][name] for key in ("ttft_s", "latency_s") for name in ("mean", "p99"))
+        body.append((
+            Item(text=tenant["tenant"]), number_item(tenant["requests"]),
+            *(time_item(np.nan if value is None else value) for value in times),
+            number_item(tenant["input_tokens_per_s"]), number_item(tenant["tokens_per_s"]),
+        ))  # fmt: skip
+    return [
+        Table(
+            title="Tenants",
+            about="",
+            head=("tenant", "requests", "mean TTFT", "p99 TTFT", "mean E2E", "p99 E2E", "input tok/s", "output tok/s"),
+            words=("tenant",),
+            body=tuple(body),
+        )
+    ]
 
 
 def _times(result: Simulation, name: str, *, about: bool) -> Table:

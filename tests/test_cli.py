@@ -320,7 +320,7 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
         ("compare gpt2 all h100", "all includes every device; leave out the other names"),
         ("choose gpt2 --hardware all,h100", "all includes every device; leave out the other names"),
         ("analyze gpt2 t4 --with foo",
-         "no technique 'foo': the nearest is fusion (`llmviewer techniques` lists all)"),
+         "no technique 'foo': the nearest are fork, fusion (`llmviewer techniques` lists all)"),
         ("analyze gpt2 t4 --with eagle,fusion",
          "a technique is given by itself: --with eagle --with fusion; got 'eagle,fusion'"),
         ("analyze gpt2 t4 --with KV4", "no technique 'KV4': it is a precision; give it as --quant KV4"),

@@ -727,9 +727,15 @@ BAD = [
     (["--rate", "1", "--policy", "fcfs:"], "policy fcfs:TOKENS must give a whole number from 1 to 16777216"),
     (["--rate", "1", "--policy", f"chunked:{'9' * 5000}"], "policy chunked:TOKENS must give a whole number"),
     (["--rate", "1", "--policy", "fcfs:9,hold=0"], "policy fcfs,hold=STEPS must give a whole number"),
-    (["--rate", "1", "--policy", "fcfs,wait=9"], "policy fcfs takes hold=STEPS and poll=STEPS after a comma"),
+    (
+        ["--rate", "1", "--policy", "fcfs,wait=9"],
+        "policy fcfs takes hold=STEPS, poll=STEPS, order=ORDER, bins=N after a comma",
+    ),
     (["--rate", "1", "--policy", "fcfs,poll=0"], "policy fcfs,poll=STEPS must give a whole number"),
-    (["--rate", "1", "--policy", "fcfs,poll=2,poll=3"], "policy fcfs must give each of hold, poll once at most"),
+    (
+        ["--rate", "1", "--policy", "fcfs,poll=2,poll=3"],
+        "policy fcfs must give each of hold, poll, order, bins once at most",
+    ),
     (["--rate", "1", "--client", "inferencex"], "client must be left out without concurrency"),
     (["--concurrency", "2", "--client", "inference"], "no client 'inference'; did you mean inferencex?"),
     (

@@ -18,7 +18,7 @@ from .progress import with_progress, with_progress_bar
 
 _QUEUE_DEFAULTS: Final = {  # defaults of options about arrivals, latency targets and separate prefill
     "arrivals": None, "concurrency": None, "client": None, "session_turns": None, "think_time": None,
-    "system_prompt": None, "prefill_replicas": 0, "prefill_hardware": None, "prefill_layout": None,
+    "system_prompt": None, "tenants": None, "prefill_replicas": 0, "prefill_hardware": None, "prefill_layout": None,
     "kv_transfer": None, "kv_link": None, "ttft": inf, "tpot": inf,
 }  # fmt: skip
 
@@ -108,11 +108,18 @@ def _in_flight(_: click.Context, parameter: click.Parameter, value: str | None) 
     help="With --session-turns, input tokens with which every session begins. Default: 0.",
 )
 @click.option(
+    "--tenants",
+    metavar="SHARES",
+    help="Shares of the requests that each tenant sends at random, such as 1,2; with --arrivals a column tenant names "
+    "them.",
+)
+@click.option(
     "--policy",
     metavar="POLICY",
     help="Scheduling policy: static, decode-first, prefill-first, prefill-chunks, fcfs or chunked; with :TOKENS as "
-    "token budget per step, and ,hold=STEPS for which dp ranks wait for each other's prefills. Default: the engine's, "
-    "or chunked:512; with --rate max the chunk size with the highest throughput.",
+    "token budget per step, and ,hold=STEPS for which dp ranks wait for each other's prefills. ,order=sjf, srpt, mlfq "
+    "or vtc admits the shortest output first (,bins=N predicts it), by feedback queues or by fair shares of tenants. "
+    "Default: the engine's, or chunked:512; with --rate max the chunk size with the highest throughput.",
 )
 @shared.number(
     "--requests",

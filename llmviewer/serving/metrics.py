@@ -14,12 +14,14 @@ class Usage:
     reading_s, mixed_s, decoding_s  steps that only prefill, that prefill and decode, that only decode
     full_s                          part of that time in which the next request is blocked by KV memory
     crowded_s                       part of that time in which it is blocked by the batch limit
-    sequence_s                      running sequences, summed over time
+    sequence_s, paused_s            running sequences, and paused ones, summed over time
     read, reread                    prefilled tokens, and those recomputed after preemption
     known                           cached tokens of either, which are not computed
     evicted                         cached prompt tokens evicted for lack of memory
     written                         output tokens
     padding                         tokens computed only as padding
+    paused                          times that a running request gave its place to a waiting one, and kept its KV cache
+    swapped                         KV cache moved to the host and back [B]
     """
 
     reading_s: float = 0.0
@@ -36,6 +38,9 @@ class Usage:
     evicted: float = 0
     written: float = 0
     padding: float = 0
+    paused: float = 0
+    paused_s: float = 0.0
+    swapped: float = 0.0
 
     @property
     def there(self) -> float:

@@ -204,7 +204,8 @@ class Simulation(Rows):
     @property
     def decoding(self) -> float:
         """Mean decode batch of a replica, by Little's law."""
-        return float(np.sum(self.finish_s - self.first_s)) / (self.replicas * self.span_s)
+        decoding_s = float(np.sum(self.finish_s - self.first_s)) - self.usage.paused_s
+        return decoding_s / (self.replicas * self.span_s)
 
     @property
     def drained(self) -> float:
@@ -290,6 +291,18 @@ class Simulation(Rows):
     def waiting(self) -> tuple[Times, Times]:
         """Moments, and the number of waiting requests from then on."""
         return _count_over_time(self.traffic.arrival_s, self.start_s)
+
+    def by_tenant(self) -> Iterator[dict[str, Any]]:
+        """Requests, times and tokens per second of each tenant."""
+        traffic = self.traffic
+        for index, name in enumerate(traffic.tenant_names):
+            of_tenant = traffic.tenants == index
+            yield {
+                "tenant": name, "requests": int(np.count_nonzero(of_tenant)), "ttft_s": summary(self.ttft_s[of_tenant]),
+                "latency_s": summary(self.latency_s[of_tenant]),
+                "input_tokens_per_s": float(np.sum(traffic.prompt[of_tenant])) / self.span_s,
+                "tokens_per_s": float(np.sum(traffic.gen[of_tenant])) / self.span_s,
+            }  # fmt: skip
 
     @property
     def limit(self) -> str:
@@ -389,6 +402,7 @@ class Simulation(Rows):
             "tokens_per_dollar": self.tokens_per_dollar,
             "limit": self.limit,
             "closed_form": asdict(self.closed) if self.closed else None,
+            "tenants": list(self.by_tenant()),
             "queue": [
                 {"time_s": t, "waiting": n} for t, n in zip(*(c.tolist() for c in thinned(*self.waiting)), strict=True)
             ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from ..errors import InputError
 from ..records import frozen
@@ -11,6 +11,10 @@ from .lengths import MAX_TOKENS, parse_count
 
 _DEFAULT_TOKEN_BUDGET: Final = 2048  # prompt tokens of a step, unless a single prompt is longer
 _STEP_COUNTS: Final = ("hold", "poll")  # numbers of steps in the notation of a policy
+FIRST_COME_FIRST_SERVED: Final = "arrival"
+ORDERS: Final = (FIRST_COME_FIRST_SERVED, "sjf", "srpt", "mlfq", "vtc")  # of waiting requests; orders.py has the others
+_PREEMPTING_ORDERS: Final = ("srpt", "mlfq")
+_PREDICTING_ORDERS: Final = ("sjf", "srpt")
 
 
 @frozen(kw_only=True)
@@ -26,6 +30,8 @@ class Policy:
     hold    where ranks wait for each other, prefills are held back until each rank has one, or one has nothing to
             decode, or for this many steps
     poll    the scheduler looks for new requests after a step with prefills, when idle, and after this many decode steps
+    order   one of ORDERS, by which waiting requests are admitted
+    bins    number of equal bins of output lengths in which they are predicted; 0: lengths are known
     """
 
     name: str
@@ -36,6 +42,8 @@ class Policy:
     budget: int = _DEFAULT_TOKEN_BUDGET
     hold: int = 1
     poll: int = 1
+    order: str = FIRST_COME_FIRST_SERVED
+    bins: int = 0
 
     @property
     def shares(self) -> bool:
@@ -49,8 +57,12 @@ class Policy:
     def __str__(self) -> str:
         tokens = f":{self.budget}" if self.cuts or self.budget != _DEFAULT_TOKEN_BUDGET else ""
         steps = "".join(f",{key}={count}" for key in _STEP_COUNTS if (count := getattr(self, key)) > 1)
-        return f"{self.name}{tokens}{steps}"
+        order = f",order={self.order}" if self.order != FIRST_COME_FIRST_SERVED else ""
+        bins = f",bins={self.bins}" if self.bins else ""
+        return f"{self.name}{tokens}{steps}{order}{bins}"
 
+
+_FIELDS: Final = {**dict.fromkeys(_STEP_COUNTS, "STEPS"), "order": "ORDER", "bins": "N"}  # in the notation
 
 POLICIES: Final = {
     policy.name: policy
@@ -66,19 +78,24 @@ POLICIES: Final = {
 
 
 def parse_policy(text: str) -> Policy:
-    """Parses a policy, such as "chunked:512" with its token budget or "fcfs,hold=60" with its `hold`; `poll` likewise.
+    """Parses a policy, such as "chunked:512" with its token budget or "fcfs,order=sjf,bins=10" with other fields.
 
-    Raises InputError for an unknown policy or an invalid number.
+    Raises InputError for an unknown policy or order, or an invalid number.
     """
     named, *assignments = (part.strip() for part in str(text).split(","))
     name, colon, budget = (part.strip() for part in named.partition(":"))
     if name not in POLICIES:
         raise InputError(f"policy must be one of {', '.join(POLICIES)}; got {text!r}")
     policy = POLICIES[name]
-    steps = dict(_step_count(policy, one, text) for one in assignments)
-    if len(steps) < len(assignments):
-        raise InputError(f"policy {name} must give each of {', '.join(_STEP_COUNTS)} once at most; got {text!r}")
-    policy = replace(policy, hold=steps.get("hold", policy.hold), poll=steps.get("poll", policy.poll))
+    values = dict(_assigned(policy, one, text) for one in assignments)
+    if len(values) < len(assignments):
+        raise InputError(f"policy {name} must give each of {', '.join(_FIELDS)} once at most; got {text!r}")
+    policy = replace(policy, **values)
+    if policy.bins and policy.order not in _PREDICTING_ORDERS:
+        raise InputError(
+            f"policy {name},bins=N needs order={' or order='.join(_PREDICTING_ORDERS)}, which know the output lengths; "
+            f"got {text!r}"
+        )
     if not colon:
         return policy
     if policy.padded:
@@ -89,18 +106,23 @@ def parse_policy(text: str) -> Policy:
     return replace(policy, budget=tokens)
 
 
-def _step_count(policy: Policy, assignment: str, text: str) -> tuple[str, int]:
-    """Name and value of an assignment such as "hold=60"."""
+def _assigned(policy: Policy, assignment: str, text: str) -> tuple[str, Any]:
+    """Name and value of a field in an assignment such as "hold=60"."""
     key, _, value = (part.strip() for part in assignment.partition("="))
-    if key not in _STEP_COUNTS:
-        options = " and ".join(f"{name}=STEPS" for name in _STEP_COUNTS)
+    if key not in _FIELDS:
+        options = ", ".join(f"{name}={kind}" for name, kind in _FIELDS.items())
         raise InputError(f"policy {policy.name} takes {options} after a comma; got {text!r}")
+    if key == "order":
+        orders = [order for order in ORDERS if not (policy.drains and order in _PREEMPTING_ORDERS)]
+        if value not in orders:
+            raise InputError(f"policy {policy.name},order=ORDER must give one of {', '.join(orders)}; got {text!r}")
+        return key, value
     steps = parse_count(value)
     if steps is None:
         raise InputError(
-            f"policy {policy.name},{key}=STEPS must give a whole number from 1 to {MAX_TOKENS}; got {text!r}"
+            f"policy {policy.name},{key}={_FIELDS[key]} must give a whole number from 1 to {MAX_TOKENS}; got {text!r}"
         )
-    if policy.drains:
+    if policy.drains and key in _STEP_COUNTS:
         raise InputError(
             f"policy {policy.name} has no {key}, as it prefills only when no sequence decodes; got {text!r}"
         )

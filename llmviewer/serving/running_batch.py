@@ -74,6 +74,10 @@ class RunningBatch:
             return 0.0
         return self._blocks.bytes_of(self._members[2] + self._generated(steps))
 
+    def generated(self) -> Tokens:
+        """Output tokens of each sequence of the decode batch."""
+        return self._generated(0)
+
     def max_kv_bytes(self, steps: int = 0) -> float:
         """Upper limit of kv_bytes(), without a look at each sequence. [B]"""
         return self._blocks.max_bytes(len(self.decoding), self._kv_prompt_sum + self._generated_sum(steps))

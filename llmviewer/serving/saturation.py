@@ -24,7 +24,7 @@ from ..setting import Setting, setting_of, whole_number
 from .lengths import Lengths, Tokens
 from .metrics import Span
 from .outcome import LOCKSTEP_SHARE, summary, waiting_for_prompts
-from .policy import Policy, parse_policy
+from .policy import FIRST_COME_FIRST_SERVED, Policy, parse_policy
 from .scheduler import WATERMARK
 from .server import serve_saturated
 from .simulation import check_requests, check_server_options, length_distributions, scheduling_options
@@ -251,6 +251,8 @@ def max_throughput(
     search_policy = policy is None and setting.engine is None
     device = loaded(hardware) if hardware is not None else setting.hardware
     parsed_policy, block, limit = scheduling_options(setting.engine, policy, block, device, setting.layout)
+    if parsed_policy.order != FIRST_COME_FIRST_SERVED:
+        raise InputError(f"policy must leave out order where all requests are queued at the start; got {policy!r}")
     steps = Steps(setting)
     lengths = length_distributions(prompt_lengths, gen_lengths)
     sample = all_at_start(lengths, _MIN_REQUESTS, seed).with_acceptance(steps.acceptance_probabilities, seed)

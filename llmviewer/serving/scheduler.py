@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Final
 
 from .kv_cache import Caches
+from .orders import PreemptiveQueue, WaitingQueue
 from .policy import Policy
 from .prefix_cache import PrefixCache
 from .request_states import RequestStates
@@ -24,14 +25,31 @@ Chunks = Sequence[tuple[int, int]]  # (request, tokens) of each prefill chunk of
 
 @dataclass(eq=False)
 class Rank:
-    """Running batches that share the KV memory of one rank, and the prompt blocks cached in it."""
+    """Running batches that share the KV memory of one rank, and the prompt blocks cached in it.
+
+    paused        KV cache of each request that waits with it on the device [B]
+    paused_bytes  their memory [B]
+    """
 
     batches: Sequence[RunningBatch]
     prefix_cache: PrefixCache = field(default_factory=PrefixCache)
+    paused: dict[int, float] = field(default_factory=dict)
+    paused_bytes: float = 0.0
 
     @property
     def num_running(self) -> int:
         return sum([batch.num_running for batch in self.batches])
+
+    def pause(self, request: int, kv_bytes: float) -> None:
+        """Keeps the KV cache of a request that stops to run."""
+        self.paused[request] = kv_bytes
+        self.paused_bytes += kv_bytes
+
+    def unpause(self, request: int) -> float:
+        """Returns the KV cache of a request that waits with it on the device. [B]"""
+        kv_bytes = self.paused.pop(request)
+        self.paused_bytes = self.paused_bytes - kv_bytes if self.paused else 0.0  # drops the rounding error
+        return kv_bytes
 
 
 class Scheduler:
@@ -41,13 +59,15 @@ class Scheduler:
     totals               fields of Usage so far, to which cached and evicted tokens are added
     kv_budget_bytes      KV memory of each rank [B]
     prompt_blocks        shareable KV blocks of a request; cached, as the head of the queue is tried in every step
-    waiting              queue in the order of arrival; preempted requests are in front
+    waiting              queue in the order of arrival, with preempted requests in front, or by another `order`
+    swapped              KV cache of each request that waits with it in host memory [B]
     blocked_by           field of Usage for the time in which the head of the queue waits for memory, or for a place in
                          the batch; "" if it does not
     just_preempted       a request was preempted since the last step; admitted at once, it would take back the memory
                          that it freed for others
     steps_since_prefill  steps for which prefills have been held back
     num_running          number of running sequences of all ranks
+    num_steps            number of steps so far
     """
 
     def __init__(
@@ -58,6 +78,7 @@ class Scheduler:
         caches: Caches,
         requests: RequestStates,
         *,
+        waiting: deque[int] | WaitingQueue,
         totals: MutableMapping[str, float],
     ) -> None:
         self.steps, self.policy, self.max_batch = steps, policy, max_batch
@@ -72,29 +93,49 @@ class Scheduler:
             for rank in range(steps.ranks)
         ]
         self.batches = [batch for rank in self.ranks for batch in rank.batches]
-        self.waiting: deque[int] = deque()
+        self.waiting = waiting
+        self.order = waiting if isinstance(waiting, WaitingQueue) else None
+        self.swapped: dict[int, float] = {}
+        self._moved_bytes = [0.0, 0.0]  # to and from the host since the last step
         self.blocked_by, self.just_preempted, self.steps_since_prefill = "", False, 0
-        self.num_running = 0
+        self.num_running = self.num_steps = 0
+
+    @property
+    def num_paused(self) -> int:
+        """Number of requests that wait with their KV cache, on the device or in host memory."""
+        return sum([len(rank.paused) for rank in self.ranks]) + len(self.swapped)
 
     def admit_waiting(self, now_s: float) -> None:
-        """Admits waiting requests first-come first-served while KV memory and `max_batch` allow.
+        """Admits waiting requests in their order while KV memory and `max_batch` allow.
 
-        Each goes to the rank with the fewest running sequences that has memory for it.
+        Each goes to the rank with the fewest running sequences that has memory for it. An order other than that of
+        arrival admits no more prompts than fit the next step, as requests with lower keys may arrive, and may preempt.
         """
         if self.just_preempted:
             return
         self.blocked_by = ""
+        if self.order is not None:
+            self.order.update(now_s, self.num_steps)
         if not self.waiting or (self.policy.drains and self.num_running):
             return
         used_bytes = [self.used_bytes(rank) for rank in self.ranks]
         while self.waiting:
-            request = self.waiting[0]
+            request = self.waiting[0] if isinstance(self.waiting, deque) else self.waiting.first()
             blocks, request_bytes = self.prompt_blocks(request), self.admission_bytes(request)
-            new_bytes = [request_bytes - rank.prefix_cache.held_bytes(blocks) for rank in self.ranks]
+            new_bytes = [
+                request_bytes - (rank.paused.get(request) or rank.prefix_cache.held_bytes(blocks))
+                for rank in self.ranks
+            ]
             running = [rank.num_running for rank in self.ranks]
-            below_limit = [i for i, count in enumerate(running) if count < self.max_batch]
+            ranks = self._ranks_for(request) if self.order is not None else range(len(running))
+            if not ranks:
+                return
+            below_limit = [i for i in ranks if running[i] < self.max_batch]
             fitting = [i for i in below_limit if self._fits(request, used_bytes[i] + new_bytes[i], running[i])]
             if not fitting:
+                if isinstance(self.order, PreemptiveQueue) and self._make_room(self.order, request, ranks, now_s):
+                    used_bytes = [self.used_bytes(rank) for rank in self.ranks]
+                    continue
                 self.blocked_by = "full_s" if below_limit else "crowded_s"
                 return
             emptiest = min(fitting, key=running.__getitem__)
@@ -114,6 +155,11 @@ class Scheduler:
         """Adds a request to the smallest batch of a rank; `used_bytes` of the rank include it."""
         batch, requests = min(rank.batches, key=attrgetter("num_running")), self.requests
         self.num_running += 1
+        if self.order is not None:
+            self.order.admitted(request, now_s)
+            if request in rank.paused or request in self.swapped:
+                self._resume(request, rank, batch, used_bytes)
+                return
         cached_tokens = self._allocate_prompt(request, rank, used_bytes)
         if isnan(requests.admitted_s[request]):
             requests.admitted_s[request], requests.cached_tokens[request] = now_s, cached_tokens
@@ -168,7 +214,109 @@ class Scheduler:
         self.requests.finish(ids, now_s)
         self.release_prompts(self.ranks[batch.rank], ids)
 
-    def preempt_newest(self, rank: Rank) -> None:
+    def _ranks_for(self, request: int) -> Sequence[int]:
+        """Ranks that may admit the first request: that with its KV cache, or those whose next step has tokens left."""
+        for i, rank in enumerate(self.ranks):
+            if request in rank.paused:
+                return (i,)
+        ranks = range(len(self.ranks))
+        if self.policy.drains or request in self.swapped:
+            return ranks
+        return [i for i in ranks if any(self._has_tokens_left(batch) for batch in self.ranks[i].batches)]
+
+    def _has_tokens_left(self, batch: RunningBatch) -> bool:
+        """Whether the prompts of a batch leave tokens of the next step to others."""
+        tokens = sum([self.requests.num_tokens(i) - computed for i, computed in batch.prefilling.items()])
+        return tokens < self.policy.budget
+
+    def _make_room(self, order: PreemptiveQueue, request: int, ranks: Sequence[int], now_s: float) -> bool:
+        """Takes memory or a place from a request with a higher key than the first waiting one; False if none has it."""
+        for rank in [self.ranks[i] for i in ranks]:
+            if rank.num_running < self.max_batch and self._swap_out_last(order, rank, but=request):
+                return True
+            if self._pause_last(order, rank, now_s, above=order.key(request)):
+                return True
+        return False
+
+    def _pause_last(self, order: PreemptiveQueue, rank: Rank, now_s: float, above: float = -inf) -> bool:
+        """Pauses the decoding request of a rank with the highest key; False if no key is `above`."""
+        place = self.requests.arrivals.place
+        last = max(
+            [
+                (key, place[request], request, i)
+                for i, batch in enumerate(rank.batches)
+                for key, request in zip(order.running_keys(batch, now_s), batch.decoding, strict=True)
+            ],
+            default=(-inf, -1, -1, -1),
+        )
+        if last[0] <= above:
+            return False
+        _, _, request, batch_index = last
+        rank.batches[batch_index].remove([request])
+        rank.pause(request, self.caches.own_of_one(request, self.requests.num_tokens(request) - 1))
+        self.num_running -= 1
+        self.totals["paused"] += 1
+        order.paused(request, now_s)
+        order.appendleft(request)
+        return True
+
+    def _swap_out_last(self, order: PreemptiveQueue, rank: Rank, but: int = -1) -> bool:
+        """Moves the KV cache of the paused request with the highest key to the host; False if there is none.
+
+        but  request whose cache stays
+
+        Without a link to the host, the cache is dropped and computed again later.
+        """
+        requests = [request for request in rank.paused if request != but]
+        if not requests:
+            return False
+        place = self.requests.arrivals.place
+        request = max(requests, key=lambda each: (order.key(each), place[each]))
+        kv_bytes = rank.unpause(request)
+        self.release_prompts(rank, (request,), self.requests.num_tokens(request) - 1)
+        if self.steps.host_bytes_per_s > 0:
+            self.swapped[request] = kv_bytes
+            self._move(kv_bytes, 0)
+        else:
+            self.requests.preemptions[request] += 1
+        return True
+
+    def _resume(self, request: int, rank: Rank, batch: RunningBatch, used_bytes: float) -> None:
+        """Continues a request that waited with its KV cache; `used_bytes` of the rank include it."""
+        if request in rank.paused:
+            rank.unpause(request)
+        else:
+            self._move(self.swapped.pop(request), 1)
+            if self.caches.named:
+                rank.prefix_cache.acquire(request, self.prompt_blocks(request))
+                self._evict_idle(rank, used_bytes)
+        batch.join(request)
+
+    def _move(self, kv_bytes: float, way: int) -> None:
+        """Counts KV cache that is moved to (0) or from (1) the host."""
+        self._moved_bytes[way] += kv_bytes
+        self.totals["swapped"] += kv_bytes
+
+    def take_swap_s(self) -> float:
+        """Returns the least time of the next step, in which KV caches are moved to and from the host at once. [s]"""
+        if not any(self._moved_bytes):
+            return 0.0
+        time_s = max(self._moved_bytes) / self.steps.host_bytes_per_s
+        self._moved_bytes = [0.0, 0.0]
+        return time_s
+
+    def free_memory(self, rank: Rank, now_s: float) -> None:
+        """Preempts a request of a rank that runs out of KV memory, or moves the KV cache of a paused one."""
+        if isinstance(self.order, PreemptiveQueue):
+            if self._swap_out_last(self.order, rank):
+                return
+            if self._pause_last(self.order, rank, now_s):
+                self._swap_out_last(self.order, rank)
+                self.just_preempted = True
+                return
+        self._preempt_newest(rank, now_s)
+
+    def _preempt_newest(self, rank: Rank, now_s: float) -> None:
         """Preempts the newest request of a rank by recomputation (arXiv:2309.06180); it waits in front of the queue."""
         batch = max(rank.batches, key=attrgetter("newest"))
         _, request = batch.newest
@@ -179,6 +327,8 @@ class Scheduler:
         self.release_prompts(rank, (request,), computed_tokens)
         batch.remove([request])
         self.requests.preemptions[request] += 1
+        if self.order is not None:
+            self.order.paused(request, now_s)
         self.waiting.appendleft(request)
         self.num_running -= 1
         self.just_preempted = True
@@ -195,13 +345,13 @@ class Scheduler:
 
     def max_used_bytes(self, rank: Rank, steps: int = 0) -> float:
         """Upper limit of used_bytes(), without a look at each sequence. [B]"""
-        return sum([batch.reserved_bytes + batch.max_kv_bytes(steps) for batch in rank.batches])
+        return sum([batch.reserved_bytes + batch.max_kv_bytes(steps) for batch in rank.batches]) + rank.paused_bytes
 
     def used_bytes(self, rank: Rank, steps: int = 0) -> float:
         """KV memory that running sequences of a rank use, after `steps` more decode steps. [B]"""
         reserved_bytes = sum([batch.reserved_bytes for batch in rank.batches])
         decoding_bytes = sum([batch.kv_bytes(steps) for batch in rank.batches])
-        return reserved_bytes + decoding_bytes - rank.prefix_cache.shared_bytes
+        return reserved_bytes + decoding_bytes + rank.paused_bytes - rank.prefix_cache.shared_bytes
 
     def admission_bytes(self, request: int) -> float:
         """KV memory reserved until the prefill is complete: up to the next token, or for all output where the policy

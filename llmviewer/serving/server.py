@@ -18,6 +18,7 @@ from ..workload import Spans
 from .kv_cache import Caches
 from .lengths import Tokens
 from .metrics import Served, Span, Usage
+from .orders import PreemptiveQueue, waiting_queue
 from .policy import Policy
 from .request_states import RequestStates
 from .running_batch import RunningBatch
@@ -78,7 +79,8 @@ class _Server:
         self.steps, self.policy, self.requests = steps, policy, RequestStates(traffic, passes, frontend)
         self.totals: defaultdict[str, float] = defaultdict(float)
         caches = Caches.of(steps, traffic, policy, block)
-        self.scheduler = Scheduler(steps, policy, max_batch, caches, self.requests, totals=self.totals)
+        waiting = waiting_queue(policy, self.requests, steps, traffic)
+        self.scheduler = Scheduler(steps, policy, max_batch, caches, self.requests, waiting=waiting, totals=self.totals)
         self.batches = self.scheduler.batches
         self.arrivals = self.requests.arrivals
         self.clock_s, self.peak_bytes = 0.0, 0.0
@@ -163,14 +165,17 @@ class _Server:
         elif scheduler.num_running:
             self._run_decode_steps()
 
-    def _advance_clock(self, time_s: float, kind: str) -> None:
+    def _advance_clock(self, time_s: float, kind: str, steps: int = 1) -> None:
         """Adds the time of steps to the clock, and to the totals under `kind`, a field of Usage."""
         scheduler = self.scheduler
+        scheduler.num_steps += steps
         self.launched_s = self.clock_s
         self.clock_s += time_s
         scheduler.just_preempted = False
         self.totals[kind] += time_s
         self.totals["sequence_s"] += time_s * scheduler.num_running
+        if scheduler.order is not None:
+            self.totals["paused_s"] += time_s * scheduler.num_paused
         if scheduler.blocked_by:
             self.totals[scheduler.blocked_by] += time_s
         if sum([scheduler.max_used_bytes(rank) for rank in scheduler.ranks]) > self.peak_bytes:
@@ -183,15 +188,15 @@ class _Server:
             for batch, batch_chunks in zip(self.batches, chunks, strict=True)
         ]
         if any(decodes) and (rank := self.scheduler.overflowing_rank(1)):
-            self.scheduler.preempt_newest(rank)
+            self.scheduler.free_memory(rank, self.clock_s)
             return
         work = list(zip(self.batches, chunks, decodes, strict=True))
-        step_s = self.steps.step_s([self._groups(*each) for each in work])
+        step_s = max(self.steps.step_s([self._groups(*each) for each in work]), self.scheduler.take_swap_s())
         self._advance_clock(step_s, "mixed_s" if any(decodes) else "reading_s")
         self.scheduler.steps_since_prefill, self.unpolled = 0, self.policy.poll
         for batch, batch_chunks, batch_decodes in work:
             if batch_decodes:
-                self.totals["written"] += batch.advance(1, self.clock_s, last_s=0.0, rest_s=0.0)
+                self._count_decoded(batch, batch.advance(1, self.clock_s, last_s=0.0, rest_s=0.0))
             self._complete_chunks(batch, batch_chunks)
 
     def _groups(self, batch: RunningBatch, chunks: Chunks, decodes: bool) -> Groups:
@@ -227,26 +232,42 @@ class _Server:
         remaining_steps = min([batch.remaining_steps for batch in self.batches])
         steps = self._fitting_steps(int(min(remaining_steps, max_steps)))
         if not steps and (rank := scheduler.overflowing_rank(1)):
-            scheduler.preempt_newest(rank)
+            scheduler.free_memory(rank, self.clock_s)
             return
         first_s, last_s = (
             self.steps.decoding_s([self._decode_group(batch, completed_steps) for batch in self.batches])
             for completed_steps in (0, steps - 1)
         )
         slope_s = (last_s - first_s) / max(steps - 1, 1)
-        if not self.policy.drains and not scheduler.waiting and self.arrivals.next_ready_s < inf:
+        if (
+            not self.policy.drains
+            and (scheduler.order is not None or not scheduler.waiting)
+            and self.arrivals.next_ready_s < inf
+        ):
             until_ready_s = self.arrivals.next_ready_s - self.clock_s
             steps = min(steps, self._steps_until_seen(until_ready_s, first_s, slope_s))
+        if isinstance(scheduler.order, PreemptiveQueue):
+            unchanged_s, swap_s = scheduler.order.unchanged_s(self.batches, self.clock_s), scheduler.take_swap_s()
+            if unchanged_s < inf:
+                steps = min(steps, _steps_until(unchanged_s, first_s, slope_s))
+            if swap_s > first_s:  # this step waits for it
+                steps, first_s, slope_s = 1, swap_s, 0.0
         total_s = steps * (first_s + slope_s * (steps - 1) / 2)
-        self._advance_clock(total_s, "decoding_s")
+        self._advance_clock(total_s, "decoding_s", steps)
         scheduler.steps_since_prefill = (scheduler.steps_since_prefill + steps) % self.policy.hold
         last_s = first_s + slope_s * (steps - 1)
         self.launched_s = self.clock_s - last_s
         self.unpolled = (self.unpolled + steps - 1) % self.policy.poll + 1
         for batch in self.batches:
             if batch.decoding:
-                self.totals["written"] += batch.advance(steps, self.clock_s, last_s, rest_s=total_s - first_s)
+                self._count_decoded(batch, batch.advance(steps, self.clock_s, last_s, rest_s=total_s - first_s))
                 scheduler.finish_sequences(batch, self.clock_s)
+
+    def _count_decoded(self, batch: RunningBatch, tokens: int) -> None:
+        """Counts the new output tokens of a batch."""
+        self.totals["written"] += tokens
+        if self.scheduler.order is not None:
+            self.scheduler.order.decoded(batch, tokens)
 
     def _steps_until_seen(self, ready_s: float, first_s: float, slope_s: float) -> int:
         """The fewest decode steps after which the scheduler sees a request that is ready in `ready_s`."""

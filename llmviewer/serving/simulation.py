@@ -29,7 +29,7 @@ from .delays import parse_delays
 from .lengths import Lengths, parse_lengths
 from .metrics import Served, Usage
 from .outcome import DEFAULT_MAX_BATCH, Goals, Simulation
-from .policy import POLICIES, Policy, parse_policy
+from .policy import FIRST_COME_FIRST_SERVED, POLICIES, Policy, parse_policy
 from .prefill_pool import prefill, transfer_s
 from .server import serve
 from .steady import steady
@@ -43,6 +43,7 @@ _DEFAULT_LENGTHS: Final = {"prompt_lengths": "1024", "gen_lengths": "128"}
 _DEFAULT_REQUESTS: Final = 1000
 _MIN_REQUESTS_PER_CLIENT: Final = 10  # in a closed loop
 _MAX_REQUESTS: Final = 1_000_000
+_MAX_TENANTS: Final = 1000
 _MAX_ARRIVAL_SPAN_S: Final = 1e9  # float64 seconds still resolve 0.1 us there
 
 
@@ -61,6 +62,7 @@ def simulate(
     session_turns: int | str | None = None,
     think_time: float | str | None = None,
     system_prompt: int | None = None,
+    tenants: str | None = None,
     policy: str | None = None,
     requests: int | None = None,
     seed: int = 0,
@@ -93,8 +95,10 @@ def simulate(
     think_time        with session_turns, time from an answer to the next turn: a number [s], "500 ms",
                       exponential:MEAN or uniform:LEAST-MOST; None: 0
     system_prompt     with session_turns, tokens with which every session begins; None: 0
-    policy            one of POLICIES, optionally with tokens per step, `hold` and `poll`; None: that of the engine,
-                      else "chunked:512"
+    tenants           shares of the requests of each tenant, such as "1,2" for a third and two thirds; None: those of
+                      the file, or one
+    policy            one of POLICIES, optionally with tokens per step, hold, poll, order and bins; None: that
+                      of the engine, else "chunked:512"
     requests          number of requests; None: 1000, and at least 10 of each client. Sessions are drawn until they
                       have at least so many
     max_batch         maximum running sequences; None: the limit of the engine, else 256, or `concurrency` if larger
@@ -135,10 +139,20 @@ def simulate(
             client_length(benchmark, value, name, _DEFAULT_LENGTHS[name])
             for name, value in (("prompt_lengths", prompt_lengths), ("gen_lengths", gen_lengths))
         )
-    traffic = _traffic(
-        rate, arrivals, concurrency, prompts=prompt_lengths, gens=gen_lengths, requests=requests, seed=seed,
-        sessions=sessions,
-    )  # fmt: skip
+    traffic = _with_tenants(
+        _traffic(
+            rate,
+            arrivals,
+            concurrency,
+            prompts=prompt_lengths,
+            gens=gen_lengths,
+            requests=requests,
+            seed=seed,
+            sessions=sessions,
+        ),
+        tenants,
+        seed,
+    )
     _check_waits(traffic, prefill_replicas)
     _check_span(traffic, "arrivals" if rate is None else "rate")
     transfer = arguments.enum_member("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
@@ -267,6 +281,23 @@ def _check_waits(traffic: Traffic, prefill_replicas: int) -> None:
         )
 
 
+def _with_tenants(traffic: Traffic, tenants: str | None, seed: int) -> Traffic:
+    """Traffic of tenants with the shares of requests in `tenants`, such as "1,2"; None leaves those of a trace file."""
+    if tenants is None:
+        return traffic
+    if traffic.tenants is not None:
+        raise InputError(f"tenants must be left out with arrivals that name the tenant of each; got {tenants!r}")
+    try:
+        shares = [float(part) for part in str(tenants).split(",")]
+    except ValueError:
+        shares = []
+    if not 0 < len(shares) <= _MAX_TENANTS or not all(share > 0 for share in shares) or not sum(shares) < inf:
+        raise InputError(
+            f"tenants must be 1 to {_MAX_TENANTS} positive shares of the requests, such as 1,2; got {tenants!r}"
+        )
+    return traffic.shared_among(shares, seed)
+
+
 def _check_span(traffic: Traffic, name: str) -> None:
     """Raises InputError if arrivals span so long that times of steps are rounded off; `name` is the argument."""
     if not traffic.in_flight and (span := float(np.max(traffic.arrival_s))) > _MAX_ARRIVAL_SPAN_S:
@@ -359,7 +390,9 @@ def _simulate_colocated(
     )
     hit_traffic = replace(traffic, cached=served.known) if traffic.blocks else traffic
     sent_later = traffic.in_flight or traffic.calls
-    has_closed_form = not sent_later and isfinite(offered) and steps.ranks == 1
+    has_closed_form = (
+        not sent_later and isfinite(offered) and steps.ranks == 1 and policy.order == FIRST_COME_FIRST_SERVED
+    )
     closed = None
     if has_closed_form:
         closed = steady(steps, hit_traffic, rate=offered, **limits).behind(steps.frontend, traffic.prompt)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, reduce
+from math import nan
 from typing import Final
 
 import numpy as np
@@ -208,6 +209,11 @@ class Steps:
         kernels = self.setting.kernels
         assert kernels is not None  # accounting is faithful
         return kernels
+
+    @property
+    def host_bytes_per_s(self) -> float:
+        """Bandwidth of a device's link to its host, one way; nan if unknown. [B/s]"""
+        return self.setting.hardware.numbers.get("host.bandwidth", nan)
 
     def cache_bytes(self, tokens: Num) -> Num:
         """KV cache of a sequence. [B]"""

@@ -20,8 +20,7 @@ from .calls import with_repeated_conversations
 from .lengths import MAX_TOKENS, parse_count
 from .traffic import TRACE_BLOCK_TOKENS, Calls, Traffic
 
-_CACHED: Final = "cached"  # an optional column
-_SESSION: Final = "session"  # the same
+_CACHED, _SESSION, _TENANT = "cached", "session", "tenant"  # the optional columns
 _TRACE_SUFFIX: Final = ".jsonl"
 _MAX_DELAY_MS: Final = 1e9
 
@@ -33,8 +32,9 @@ _COLUMNS: Final = {
     "gen": ("gen", "generatedtokens", "response tokens", "output_tokens"),
     _CACHED: ("cached", "cached_tokens", "num_cached_tokens"),
     _SESSION: ("session", "session_id", "session id", "sessionid"),
+    _TENANT: ("tenant",),
 }
-_OPTIONAL: Final = (_CACHED, _SESSION)
+_OPTIONAL: Final = (_CACHED, _SESSION, _TENANT)
 _QWEN_BLOCK_TOKENS: Final = 16  # per hash_id of Qwen-Bailian's (github.com/alibaba-edu/qwen-bailian-usagetraces-anon)
 
 _MOONCAKE_FIELDS: Final = {
@@ -64,6 +64,7 @@ class _TraceRow(NamedTuple):
     prompt: int
     gen: int
     cached: int
+    tenant: str
     blocks: tuple[int, ...] = ()
     call: _Call | None = None
 
@@ -83,8 +84,8 @@ def read_traffic(path: Path, max_rows: int | None = None) -> Traffic:
     all if there are sessions.
 
     A CSV file has columns timestamp (seconds, or dates as in Azure's traces), prompt, gen and optionally cached and
-    session; a .jsonl file has the fields of Mooncake's traces, Dynamo's agentic ones or Qwen-Bailian's. Requests
-    without output tokens, such as those that failed in BurstGPT's, are counted and ignored.
+    session and tenant; a .jsonl file has the fields of Mooncake's traces, Dynamo's agentic ones or Qwen-Bailian's.
+    Requests without output tokens, such as those that failed in BurstGPT's, are counted and ignored.
 
     Raises InputError, with the line, for an invalid row.
     """
@@ -98,6 +99,11 @@ def read_traffic(path: Path, max_rows: int | None = None) -> Traffic:
         raise InputError(f"{path}: has no request with output tokens")
     arrival, prompt, gen, cached = (np.array([row[i] for row in rows]) for i in range(4))
     blocks = tuple(row.blocks for row in rows)
+    tenants = (
+        np.unique([row.tenant for row in rows], return_inverse=True)
+        if any(_TENANT in line.texts for line in lines)
+        else None
+    )
     first_s = min(row.time_s for row in rows if not (row.call and row.call.parents))
     calls = _calls(all_rows, rows) if any(row.call for row in rows) else None
     traffic = Traffic(
@@ -105,6 +111,7 @@ def read_traffic(path: Path, max_rows: int | None = None) -> Traffic:
         empty=len(all_rows) - len(generating), later=len(generating) - len(rows),
         cached=np.minimum(cached, prompt - 1) if any(_CACHED in line.texts for line in lines) else None,
         blocks=blocks if any(blocks) else None, ends=lines[0].block_tokens, calls=calls,
+        tenants=tenants and tenants[1], tenant_names=tuple(map(str, tenants[0])) if tenants else (),
     )  # fmt: skip
     return with_repeated_conversations(traffic) if calls and traffic.cached is None else traffic
 
@@ -257,7 +264,9 @@ def _row(line: _TraceLine) -> _TraceRow:
     if numbers[_CACHED] > numbers["prompt"]:
         limit = f"the {numbers['prompt']} tokens of the prompt"
         raise InputError(f"{where}: {_CACHED} must be at most {limit}; got {numbers[_CACHED]}")
-    return _TraceRow(time_s=_time(texts["timestamp"], where), blocks=blocks, call=call, **numbers)
+    return _TraceRow(
+        time_s=_time(texts["timestamp"], where), blocks=blocks, tenant=texts.get(_TENANT, ""), call=call, **numbers
+    )
 
 
 def _time(stamp: str, where: str) -> float:

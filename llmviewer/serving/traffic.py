@@ -18,7 +18,7 @@ from .progress import Progress
 Times = npt.NDArray[np.float64]
 
 TRACE_BLOCK_TOKENS: Final = 512  # per hash_id of Mooncake's traces (arXiv:2407.00079; github.com/kvcache-ai/Mooncake)
-_OUTPUT_STREAM: Final = 1  # with the seed, for random numbers other than those of arrivals and lengths
+_OUTPUT_STREAM, _TENANT_STREAM = 1, 2  # with the seed, for random numbers other than those of arrivals and lengths
 
 
 @frozen(kw_only=True)
@@ -79,6 +79,7 @@ class Traffic:
     calls      dependencies between requests; None without any
     in_flight  concurrency of a closed loop: as many requests (tasks, with calls) arrive at 0, and each other one when
                one before it finishes
+    tenants    index into `tenant_names` of each request; None if tenants are not told apart
     """
 
     arrival_s: Times
@@ -92,6 +93,8 @@ class Traffic:
     drafted: Progress | None = None
     calls: Calls | None = None
     in_flight: int | None = None
+    tenants: Tokens | None = None
+    tenant_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -153,6 +156,13 @@ class Traffic:
         ends: Tokens = np.array(self.ends[request], dtype=np.int64) // size * size
         return ends
 
+    def shared_among(self, shares: Sequence[float], seed: int) -> Traffic:
+        """Traffic whose requests come from tenants at random, numbered from 1, with these shares."""
+        generator = np.random.default_rng((seed, _TENANT_STREAM))
+        tenants = generator.choice(len(shares), size=len(self), p=np.array(shares) / sum(shares))
+        names = tuple(str(number) for number in range(1, len(shares) + 1))
+        return replace(self, tenants=tenants, tenant_names=names)
+
     def only(self, selection: npt.NDArray[np.intp]) -> Traffic:
         """A selection of the requests, of whole tasks if they are calls."""
         first = self.task[selection] < self.in_flight if self.in_flight else np.zeros(0)
@@ -164,6 +174,7 @@ class Traffic:
             drafted=self.drafted and self.drafted.only(selection),
             calls=self.calls and self.calls.only(selection),
             in_flight=self.in_flight and len(np.unique(self.task[selection][first])),
+            tenants=None if self.tenants is None else self.tenants[selection], tenant_names=self.tenant_names,
         )  # fmt: skip
 
 

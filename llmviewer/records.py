@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field
 from operator import attrgetter
@@ -18,7 +17,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _PlainDataclass:
-    """Frozen dataclass, the source of `__dataclass_params__` with which dataclasses inherit from `frozen` classes."""
+    """Frozen dataclass, the source of what dataclasses look for in `frozen` classes and their fields."""
+
+    plain: int = 0
+
+
+_CLASS_VARIABLES = ("ClassVar", "typing.ClassVar")  # beginning of annotations that are no fields
+_FIELD_TYPE = vars(_PlainDataclass)["__dataclass_fields__"]["plain"]._field_type  # noqa: SLF001 - of no class variable
 
 
 class RenamedField:
@@ -93,18 +98,24 @@ def _inherited(cls: type) -> dict[str, Field[Any]]:
 
 def _declared(cls: type, *, kw_only: bool) -> dict[str, Field[Any]]:
     """The fields that `cls` annotates; their defaults become class attributes, as in a dataclass."""
-    annotations = vars(cls).get("__annotations__", {})
-    defaults = {name: value for name, value in vars(cls).items() if name in annotations}
-    twin = type(
-        cls.__name__, (), {"__annotations__": annotations, "__module__": cls.__module__, "__doc__": "-", **defaults}
-    )
-    dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(twin)
-    for name in defaults:
-        if name in vars(twin):
-            setattr(cls, name, vars(twin)[name])
-        else:  # made by a factory, or required
+    members: dict[str, Field[Any]] = {}
+    for name, annotation in vars(cls).get("__annotations__", {}).items():
+        if str(annotation).startswith(_CLASS_VARIABLES):
+            continue
+        default = vars(cls).get(name, MISSING)
+        one: Field[Any] = default if isinstance(default, Field) else field(default=default)
+        attributes = {"name": name, "type": annotation, "_field_type": _FIELD_TYPE}
+        attributes["kw_only"] = kw_only if one.kw_only is MISSING else one.kw_only
+        for attribute, value in attributes.items():
+            setattr(one, attribute, value)
+        if one.default is not MISSING:
+            if one.default.__class__.__hash__ is None:
+                raise ValueError(f"{cls.__name__}: {name} must have a default_factory, as its default can be changed")
+            setattr(cls, name, one.default)
+        elif name in vars(cls):  # made by a factory, or required
             delattr(cls, name)
-    return {one.name: one for one in dataclasses.fields(twin)}
+        members[name] = one
+    return members
 
 
 def _init(members: Mapping[str, Field[Any]], *, post_init: bool) -> Callable[..., None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ def write(path: Path, fill: Callable[[Path], object]) -> None:
     """
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give a file to write to")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}{path.suffix}")
     try:  # tempfile creates files that only their owner can read
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     except OSError as error:

@@ -17,7 +17,6 @@ from llmviewer.expectation.engines import AS_SHIPPED, find_engine
 from llmviewer.server_memory import Capacity
 from llmviewer.units import counted, fold, seconds, si
 
-from .launching import launched_capacity, server_commands
 from .operator_table import SMALL_SHARE, operator_table, rate, shortens, shows_calls
 from .parts import Card, Command, Details, Line
 from .phrases import (
@@ -87,11 +86,14 @@ def _server(analysis: Analysis) -> list[Command]:
     """The launch command of the engine, if the request fits."""
     if not _is_launched(analysis):
         return []
+    from .launching import server_commands
+
     return server_commands(analysis.setting, sequences=analysis.request.batch, tokens=_request_tokens(analysis))
 
 
 def _is_launched(analysis: Analysis) -> bool:
-    return analysis.memory.fits and analysis.model.generates
+    """Whether an engine can start a server for the request."""
+    return analysis.setting.engine is not None and analysis.memory.fits and analysis.model.generates
 
 
 def _request_tokens(analysis: Analysis) -> int:
@@ -140,6 +142,8 @@ def _launched_text(analysis: Analysis) -> str:
     request, setting_capacity = analysis.request, analysis.capacity
     if not _is_launched(analysis):
         return ""
+    from .launching import launched_capacity
+
     launched = launched_capacity(analysis.setting, sequences=request.batch, tokens=_request_tokens(analysis))
     if launched is None or _served(launched) == _served(setting_capacity):
         return ""

@@ -51,7 +51,7 @@ class ProfileIndex:
 @cache
 def index() -> ProfileIndex:
     """Index of the shipped profiles."""
-    document = json.loads(PATH.read_text(encoding="utf-8"))
+    document = json.loads(PATH.read_bytes())  # faster than as text, whose line ends are looked at
     if document["sizes"] != _sizes():
         devices = {fit.device: find_device(fit.device) for fit in shipped()}
         return ProfileIndex(fits=FitGroup(shipped()), devices=devices, errors=transfer_errors())
@@ -100,11 +100,16 @@ def _compact(value: Any) -> str:
 
 
 def _entry(document: Mapping[str, Any]) -> KernelFit:
-    labels = {key: document.get(key, "") for key in ("library", "dtype", "kv_dtype", "kernel")}
+    label = document.get
     return KernelFit(
         device=document["device"],
         family=document["family"],
-        implementation=Implementation(**labels),
+        implementation=Implementation(
+            library=label("library", ""),
+            dtype=label("dtype", ""),
+            kv_dtype=label("kv_dtype", ""),
+            kernel=label("kernel", ""),
+        ),
         variant=document.get("variant", ""),
         parameters=document["parameters"],
         rows=document["rows"],

@@ -216,12 +216,12 @@ def check_library(name: str, profiles: Sequence[Profile] = ()) -> str:
 @lru_cache(maxsize=256)
 def _median_error(fits: FitGroup, library: str) -> float:
     """Median error of the kernels of a library with many measured shapes, on all devices; infinite if it has none."""
-    errors = [
+    errors = sorted(
         fit.held_out.mape
         for fit in fits
         if fit.implementation.library == library and _is_common(fit) and not fit.shape_families
-    ]
-    return float(np.median(errors)) if errors else np.inf
+    )  # numpy.median and statistics are slow to import
+    return (errors[(len(errors) - 1) // 2] + errors[len(errors) // 2]) / 2 if errors else np.inf
 
 
 def _is_common(fit: KernelFit) -> bool:

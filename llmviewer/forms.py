@@ -87,6 +87,11 @@ def thinned(share: float) -> Stream:
     return Stream("thinned", (share,))
 
 
+def resized(share: float) -> Stream:
+    """The sequences with the fraction `share` of their positions, as at a lower resolution."""
+    return Stream("resized", (share,))
+
+
 def replicas(ranks: float) -> Stream:
     """The passes of `ranks` devices with equal work, together."""
     return Stream("replicas", (ranks,))

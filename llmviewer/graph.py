@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import reduce
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from .forms import TARGET, WHOLE_PASS, Stream
 from .operators.base import RETAINED_ROLES, Operator, Tensor
 from .operators.fused import parts_of
 from .records import frozen
+
+_MAIN_STREAMS: Final = ("with_images", "denoising", "logit_tokens", "resized")  # of the generated sequence
 
 
 @frozen(kw_only=True)
@@ -44,7 +46,7 @@ class Block:
     @property
     def main(self) -> bool:
         """Whether the block processes the generated sequence, not the input of an encoder or images."""
-        return self.stream in (WHOLE_PASS, TARGET) or self.stream.name in ("with_images", "denoising", "logit_tokens")
+        return self.stream in (WHOLE_PASS, TARGET) or self.stream.name in _MAIN_STREAMS
 
     def map(self, f: Callable[[Operator], Operator]) -> Block:
         return replace(self, operators=tuple(map(f, self.operators)))

@@ -259,8 +259,10 @@ def _from_path(name: str) -> Model | None:
     if not path_exists(name) or not Path(name).is_dir():
         return None
     _check_adapter(Path(name), name)
-    if (Path(name) / "model_index.json").is_file() and (Path(name) / "transformer" / "config.json").is_file():
-        return _from_folder(Path(name) / "transformer")  # of a pipeline of diffusers
+    if (Path(name) / "model_index.json").is_file():  # of a pipeline of diffusers
+        for part in ("transformer", "unet"):
+            if (Path(name) / part / "config.json").is_file():
+                return _from_folder(Path(name) / part)
     if not (Path(name) / "config.json").is_file():
         raise InputError(f"{name}: is a folder without a config.json; give a folder with one, or the file")
     return _from_folder(Path(name))

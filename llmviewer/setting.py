@@ -335,7 +335,7 @@ class Setting:
 
     def bare(self) -> Self:
         """The setting without techniques, but for those that count the passes of a model that does not generate."""
-        techniques = tuple(one for one in self.techniques if one.one_pass)
+        techniques = tuple(one.baseline() for one in self.techniques if one.one_pass)
         return replace(self, techniques=techniques, quantization=self.unnamed or self.quantization, unnamed=None)
 
     def planned(self, graph: Graph) -> Plan:

@@ -277,6 +277,11 @@ class Workload:
         values = ({f.name: getattr(s, f.name) for f in fields(Spans)} for s in self.groups)
         return _Thinned(tuple(Thinned(**value, share=share) for value in values), share=share)
 
+    def resized(self, share: float) -> Workload:
+        """The same sequences with the fraction `share` of their positions, or one, as at a lower resolution."""
+        lengths = ((s, np.maximum(share * s.q_len, 1), np.maximum(share * s.kv_len, 1)) for s in self.groups)
+        return Workload(tuple(replace(s, q_len=q_len, kv_len=kv_len) for s, q_len, kv_len in lengths))
+
     def single(self) -> Workload:
         """Each sequence as a single token."""
         return Workload(tuple(Spans(batch=s.batch, q_len=1, kv_len=1) for s in self.groups))

@@ -31,6 +31,7 @@ from .blocks.parts import HIDDEN, NormKind, Parts, result, with_rows
 
 CLASSES: Final = (
     "DiTTransformer2DModel", "FluxTransformer2DModel", "PixArtTransformer2DModel", "SD3Transformer2DModel",
+    "UNet2DConditionModel",
 )  # fmt: skip
 _TIME_WAVES: Final = 256
 _CONDITION: Final = "condition"  # tensor of each sequence: its time, its pooled text, its class

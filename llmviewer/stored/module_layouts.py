@@ -101,6 +101,9 @@ SD3Transformer2DModel:
     text_linear_1=time_text_embed.text_embedder.linear_1 text_linear_2=time_text_embed.text_embedder.linear_2
     time_linear_1=time_text_embed.timestep_embedder.linear_1
     time_linear_2=time_text_embed.timestep_embedder.linear_2 up_proj=.ff.net.0.proj v_proj=.attn.to_v
+UNet2DConditionModel:
+    added_linear_1=add_embedding.linear_1 added_linear_2=add_embedding.linear_2 conv_in=conv_in conv_out=conv_out
+    norm_out=conv_norm_out time_linear_1=time_embedding.linear_1 time_linear_2=time_embedding.linear_2
 afmoe:
     mlp_norm=.pre_mlp_layernorm mlp_post_norm=.post_mlp_layernorm q_proj=.self_attn.gate_proj|.self_attn.q_proj
     router=.mlp.router.gate router.bias=.mlp.expert_bias

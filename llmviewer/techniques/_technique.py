@@ -160,6 +160,10 @@ class Technique:
         texts = [f"{f.name}={_text(value)}" for f, value in values if value not in (f.default, None)]
         return f"{self.name}:{','.join(texts)}" if texts else self.name
 
+    def baseline(self) -> Technique:
+        """The technique that its effect is compared with, if it changes the passes of models that do not generate."""
+        return self
+
     @property
     def separate_decode_graph(self) -> bool:
         """Whether a decode step runs another graph than the prefill."""

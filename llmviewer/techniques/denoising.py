@@ -21,11 +21,13 @@ class Denoising(Technique):
 
     Effect: the one pass of the model runs `steps` times. A language model has `tokens` masked tokens after its prompt,
     and every pass processes both; a block of them is final after its share of the passes. Classifier-free guidance
-    takes a second sequence for each request.
+    takes a second sequence for each request. A step-distilled student takes few steps where its `teacher` takes many,
+    and one sequence if it was taught what guidance does; the effect shown is that of the distillation.
     Formula: time = steps x pass of batch x (1 + guidance) sequences of prompt + tokens; the first block is final after
     steps x block / tokens passes.
-    Source: arXiv:2502.09992, section 2.4 (masked diffusion of text, by blocks); arXiv:2207.12598 (guidance).
-    Use when: the model is a diffusion transformer of images (FLUX, Stable Diffusion 3, PixArt, DiT) or a diffusion
+    Source: arXiv:2502.09992, section 2.4 (masked diffusion of text, by blocks); arXiv:2207.12598 (guidance);
+    arXiv:2202.00512, arXiv:2210.03142 (distillation of steps and of guidance).
+    Use when: the model is a diffusion model of images (Stable Diffusion, SDXL, FLUX, PixArt, DiT) or a diffusion
     language model (LLaDA, Dream): a single pass is one step.
     Not modeled: encoders of text, the autoencoder, the choice of tokens between passes, and caches of finished blocks
     (arXiv:2505.22618).
@@ -41,10 +43,20 @@ class Denoising(Technique):
         "tokens that become final together; 0: all of them", 0, unit="tokens", least=0, most=1_000_000
     )
     guidance: bool = parameter("whether classifier-free guidance doubles the sequences", default=False)
+    teacher: int = parameter(
+        "passes of the teacher, if the model is its step-distilled student; 0: it is none", 0, least=0, most=100_000
+    )
+    guided_teacher: bool = parameter("whether the teacher has guidance and the student was taught it", default=False)
 
     @property
     def blocks(self) -> int:
         return self.tokens // self.block if self.block else 1
+
+    def baseline(self) -> Denoising:
+        if not self.teacher:
+            return self
+        guided = self.guidance or self.guided_teacher
+        return replace(self, steps=self.teacher, guidance=guided, teacher=0, guided_teacher=False)
 
     def prefill(self, workload: Workload) -> Workload:
         def longer(s: Spans) -> Spans:
@@ -69,12 +81,16 @@ class Denoising(Technique):
 
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         model = setting.model
-        if model.generates:
-            return f"{model.name} generates token by token; denoising is for models without a KV cache"
-        if self.tokens and not any(isinstance(op, LMHead) for _, op in model.graph):
-            return f"tokens must be 0: {model.name} has no prediction head"
-        if self.block and (not self.tokens or self.tokens % self.block):
-            return f"block must divide the {self.tokens} tokens; got {self.block}"
-        if self.steps % self.blocks:
-            return f"steps must be a multiple of the {self.blocks} blocks; got {self.steps}"
-        return ""
+        has_head = any(isinstance(op, LMHead) for _, op in model.graph)
+        reasons = {
+            f"{model.name} generates token by token; denoising is for models without a KV cache": model.generates,
+            f"tokens must be 0: {model.name} has no prediction head": self.tokens and not has_head,
+            f"block must divide the {self.tokens} tokens; got {self.block}": self.block
+            and (not self.tokens or self.tokens % self.block),
+            f"teacher must take more than the {self.steps} steps of its student; got {self.teacher}": self.teacher
+            and self.teacher <= self.steps,
+            "guided_teacher needs a teacher, and no guidance of the student; give teacher=50": self.guided_teacher
+            and (self.guidance or not self.teacher),
+            f"steps must be a multiple of the {self.blocks} blocks; got {self.steps}": self.steps % max(self.blocks, 1),
+        }
+        return next((reason for reason, holds in reasons.items() if holds), "")

@@ -183,7 +183,7 @@ def test_malformed_technique_text_is_refused_in_one_line(text, error):
         (("speculative:draft=llama-68m,alpha=.5,tree=4xx2",), {}, ("speculative: tree must be candidates after each "
          "token, by depth, such as 4x2x2; got '4xx2'")),
         (("speculative:draft=flan-t5-base,alpha=.5",), {}, ("speculative: flan-t5-base cannot draft for llama-2-7b: "
-         "both must be decoders that generate")),
+         "both must generate, and have an encoder or none")),
         ((SPECULATIVE,), {"of": "bert-base-uncased"}, ("speculative: bert-base-uncased does not generate, so it has "
          "no decode passes to change")),
         ((SPECULATIVE, "medusa"), {}, "medusa: speculative also drafts tokens; give one of the two"),
@@ -722,6 +722,18 @@ def test_a_router_reads_the_prompt_and_sends_a_part_of_the_requests():
     assert routed.ttft_s == pytest.approx(none.ttft_s + router, rel=1e-12)
     weights = [one.footprint.parts(**asked)[0] for one in (found, setting())]
     assert weights[0] - weights[1] == pytest.approx(2 * load_model("roberta-base").parameters, rel=0.001)
+
+
+def test_a_parallel_draft_is_a_pass_of_the_whole_model():
+    """PaSS: four look-ahead tokens, of which a pass drafts five; the next pass verifies five and adds one."""
+    found = setting("parallel-draft:alpha=0.5")
+    draft, verified = found.schedule(batch=1, prompt=100, gen=2).rest
+    plan = setting().plan
+    assert draft.time_s == plan.time_s(Workload.verify(batch=1, draft=4, past=100))
+    assert verified.time_s == plan.time_s(Workload.verify(batch=1, draft=5, past=100))
+    assert found.techniques[0].tokens == 2 + 0.5 + 0.25 + 0.125 + 0.0625
+    assert found.footprint.parts(batch=1, prompt=100, gen=9) == setting().footprint.parts(batch=1, prompt=100, gen=9)
+    assert "tokens of both passes are at least 2" in refused("parallel-draft:tau=1.5")
 
 
 def test_forks_by_hand():
@@ -1535,6 +1547,7 @@ CHANGES = {  # - lowers, = conserves, + raises, ? depends: OPs, weights, activat
     "mixture-of-depths": "-=-- -?-- =-= =--",
     "mtp": "==== ++++ +++ -+-",
     "no-cache": "==== ++++ =-+ =++",
+    "parallel-draft": "==== ++++ === -+-",
     "retrieval": "==== ++++ === -+-",
     "sampling": "+=+= +=+= === =++",
     "self-speculative": "==== ++++ === -+-",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from math import ceil
+from operator import mul
 from typing import Final, NamedTuple
 
 from ..architectures.blocks.parts import HIDDEN, Parts
@@ -20,6 +22,8 @@ from ._drafting import NUM_TOKENS, Drafting
 from ._linears import with_tied_weights
 from ._parameters import Condition, parameter
 from ._technique import Drafter, Requirement, SettingView, Technique
+
+_OWN_TOKENS: Final = 2  # tokens of a draft and its verification that are the model's own
 
 
 @frozen(kw_only=True)
@@ -55,14 +59,14 @@ class SelfSpeculative(Drafting):
     memory is needed: weights and cache are the model's.
     Formula: time per token = (gamma x partial step + verification) / tokens per pass, which are as for `speculative`.
     Source: arXiv:2309.08168; the default of 1.69 tokens per pass is the midpoint of 1.64 to 1.74 in arXiv:2404.14294,
-    table 5.
+    table 5, of whose largest gain, 1.23 with 1.74 tokens, the default of `layers` is the most that the bound allows.
     Use when: there is no small model with the same vocabulary, or no memory for one.
     Limits: drafts are expensive: there is a gain only if tokens per pass exceed 1 + gamma x layers.
     """
 
     default_tokens_per_pass = 1.69
 
-    layers: float = parameter("fraction of the layers that drafts", 0.5, least=0, most=1, open=True)
+    layers: float = parameter("fraction of the layers that drafts", 0.4, least=0, most=1, open=True)
     gamma: int = parameter("tokens drafted before each verification", 1, least=1, most=64, aliases=NUM_TOKENS)
 
     @property
@@ -78,6 +82,46 @@ class SelfSpeculative(Drafting):
 
     def _part(self, block: Block) -> Block:
         return replace(block, layers=block.layers[: ceil(self.layers * len(block.layers))]) if block.main else block
+
+
+@technique("parallel-draft")
+@frozen(kw_only=True)
+class ParallelDraft(Drafting):
+    """Parallel speculative sampling (PaSS): the model drafts several tokens in one pass, from look-ahead tokens.
+
+    Effect: a pass over the last token and `gamma` learned look-ahead tokens drafts gamma + 1 tokens of each sequence,
+    of which the first is the model's own; the next pass verifies them. Nothing but the embeddings of look-ahead tokens
+    is held in memory.
+    Formula: time per token = two such passes / tokens that both yield = 2 + alpha + ... + alpha^gamma, or `tau`.
+    Source: arXiv:2311.13581, section 3; the default of 2.6 tokens is that of its largest gain, 1.3, if passes take as
+    long as decode steps.
+    Use when: one sequence runs at a time and there is no draft model; only embeddings are trained.
+    Limits: a gain of more than half of tokens is not possible, as each draft takes a pass of the whole model.
+    """
+
+    requires = Requirement.DRAFT_MODEL
+    default_tokens_per_pass = 2.6
+
+    gamma: int = parameter("look-ahead tokens", 4, least=1, most=64, aliases=NUM_TOKENS)
+
+    @property
+    def depth(self) -> int:
+        return self.gamma + 1
+
+    def reached(self, alpha: float) -> tuple[float, ...]:
+        return (1.0, *accumulate([alpha] * self.gamma, mul, initial=1.0))
+
+    def drafter(self, setting: SettingView) -> Drafter:
+        network = _Layers(setting=setting, change=lambda block: block)
+        return Drafter(name="draft by look-ahead tokens", network=network, widths=(self.gamma + 1,), reads=False)
+
+    def auxiliary_graphs(self, setting: SettingView) -> tuple[Graph, ...]:  # noqa: ARG002
+        return ()
+
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
+        if self.tau is not None and self.tau < _OWN_TOKENS:
+            return f"tokens of both passes are at least {_OWN_TOKENS}; got tau={self.tau:g}"
+        return super().incompatibility(setting, others)
 
 
 @technique("medusa")

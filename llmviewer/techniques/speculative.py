@@ -73,8 +73,10 @@ class Speculative(Drafting):
         if self.tree and not re.fullmatch(r"[1-9]\d{0,2}(x[1-9]\d{0,2}){0,15}", self.tree):
             return f"tree must be candidates after each token, by depth, such as 4x2x2; got {self.tree!r}"
         draft = self.model
-        if not draft.generates or draft.is_encoder_decoder or setting.model.is_encoder_decoder:
-            return f"{draft.name} cannot draft for {setting.model.name}: both must be decoders that generate"
+        if not draft.generates or draft.is_encoder_decoder != setting.model.is_encoder_decoder:
+            return (
+                f"{draft.name} cannot draft for {setting.model.name}: both must generate, and have an encoder or none"
+            )
         return super().incompatibility(setting, others)
 
     def notes(self, setting: SettingView) -> tuple[str, ...]:

@@ -128,7 +128,8 @@ def _prefix_cache(result: Simulation) -> list[str]:
         return [f"{repeated} and are never recomputed: the prefix cache of prefill replicas is unlimited here."]
     evicted = f"; {result.usage.evicted:,.0f} tokens were evicted for lack of memory" if result.usage.evicted else ""
     separate = f"; each of the {result.servers} replicas has its own cache" if result.servers > 1 else ""
-    return [f"{repeated}; hit rate {result.usage.there:.1%}{evicted}{separate}."]
+    most = f", {result.usage.there_at_most:.1%} at most with any eviction (Belady)" if result.usage.evicted else ""
+    return [f"{repeated}; hit rate {result.usage.there:.1%}{most}{evicted}{separate}."]
 
 
 def lengths(traffic: Traffic) -> str:

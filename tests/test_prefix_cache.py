@@ -1,7 +1,8 @@
 """Blocks of prompts that stay in memory as far as there is room: hits follow from it."""
 
 import json
-from itertools import pairwise
+from collections import Counter
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmviewer.cli import main
+from llmviewer.serving.cache_bound import Acquired, Evicted, Released, most_hit_tokens
 from llmviewer.serving.policy import parse_policy
 from llmviewer.serving.prefix_cache import PrefixBlock, PrefixCache
 from llmviewer.serving.server import serve
@@ -88,6 +90,92 @@ def test_running_requests_share_blocks_and_pin_them():
     assert (cache.hit_tokens(one), cache.idle_bytes) == (512, 2.0)
 
 
+# --- the bound of any eviction policy ---
+
+
+@st.composite
+def histories(draw):
+    """Events of a cache with blocks of one token, and the prompts: requests run one after the other or together."""
+    requests = draw(prompts())[:6]
+    events, running = [], []
+    for request in range(len(requests)):
+        events += [Acquired(request, draw(st.integers(1, len(requests[request])))), Evicted(draw(st.integers(0, 3)))]
+        running.append(request)
+        while running and draw(st.booleans()):
+            done = running.pop(draw(st.integers(0, len(running) - 1)))
+            events += [Released(done), Evicted(draw(st.integers(0, 3)))]
+    return events, [tuple(PrefixBlock(name, 1, 1.0) for name in names) for names in requests]
+
+
+def lru_hits(events, prompts):
+    cache, found = PrefixCache(), 0
+    for event in events:
+        if isinstance(event, Acquired):
+            found += min(cache.hit_tokens(prompts[event.request]), event.reusable)
+            cache.acquire(event.request, prompts[event.request])
+        elif isinstance(event, Released):
+            cache.release(event.request)
+        else:
+            cache.evict(event.spare_bytes)
+    return found
+
+
+def best_hits(events, prompts):
+    """Every choice of idle blocks to keep, at every eviction."""
+    references, best = Counter(), {frozenset(): 0}
+    for event in events:
+        states = {}
+
+        def reach(state, hits, states=states):
+            states[state] = max(states.get(state, -1), hits)
+
+        for state, hits in best.items():
+            if isinstance(event, Evicted):
+                for count in range(min(len(state), event.spare_bytes) + 1):
+                    for chosen in combinations(sorted(state), count):
+                        reach(frozenset(chosen), hits)
+                continue
+            ids = [block.id for block in prompts[event.request]]
+            if isinstance(event, Acquired):
+                missing = [at for at, id_ in enumerate(ids) if not references[id_] and id_ not in state]
+                reach(state - set(ids), hits + min([*missing, event.reusable]))
+            else:
+                reach(state | {id_ for id_ in ids if references[id_] == 1}, hits)
+        if not isinstance(event, Evicted):
+            (references.update if isinstance(event, Acquired) else references.subtract)(ids)
+        best = states
+    return max(best.values())
+
+
+@given(histories())
+@settings(deadline=None)
+def test_no_choice_of_evicted_blocks_hits_more_than_the_bound(history):
+    events, found = history
+    assert lru_hits(events, found) <= best_hits(events, found) == most_hit_tokens(events, found.__getitem__)
+
+
+@given(prompts(), st.integers(1, 40), st.data())
+@settings(deadline=None)
+def test_lru_hits_no_more_than_the_bound_with_blocks_of_any_size(requests, room, data):
+    """Requests one after the other; the bound grows with memory, and without a limit it is all that repeats."""
+    names = sorted({name for request in requests for name in request})
+    sizes = dict(
+        zip(names, data.draw(st.lists(st.integers(1, 9), min_size=len(names), max_size=len(names))), strict=True)
+    )
+    per_token = data.draw(st.sampled_from([1.0, 2.5]))
+    found = [tuple(PrefixBlock(name, sizes[name], sizes[name] * per_token) for name in one) for one in requests]
+
+    def events_with(room):
+        each = ((Acquired(i, sum(block.tokens for block in found[i]) - 1), Evicted(room), Released(i),
+                 Evicted(room)) for i in range(len(found)))  # fmt: skip
+        return [event for group in each for event in group]
+
+    bounds = [most_hit_tokens(events_with(size), found.__getitem__) for size in (room, 2 * room, np.inf)]
+    assert bounds == sorted(bounds)
+    assert lru_hits(events_with(room), found) <= bounds[0] + 1e-9
+    assert lru_hits(events_with(np.inf), found) == bounds[2]
+
+
 # --- what a server makes of a trace ---
 
 
@@ -144,7 +232,10 @@ def test_more_memory_finds_more(trace):
     busy = [served(traffic, room) for room in rooms]
     known = [each.usage.known for each in busy]
     assert known == sorted(known)
+    assert busy[0].usage.known < busy[0].usage.known_at_most < traffic.cached.sum()
     for each in (*alone, *busy):
+        assert each.usage.known <= each.usage.known_at_most + 1e-6
+        assert each.usage.known_at_most <= traffic.cached.sum() or each.usage.reread
         assert each.usage.peak_bytes <= each.usage.room_bytes
         assert each.usage.read + each.usage.known + each.usage.reread >= traffic.prompt.sum()
         assert each.usage.evicted <= each.usage.read + each.usage.reread
@@ -196,7 +287,9 @@ def test_report_shows_possible_hits_actual_hits_and_evictions(trace, capsys):
     assert 0 < there < document["repeated"] - 0.1
     came = f"{document['repeated']:.1%} of the prompt tokens repeat a prefix of an earlier prompt"
     gone = f"{usage['evicted']:,.0f} tokens were evicted for lack of memory."
-    assert f"{came}; hit rate {there:.1%}; {gone}" in words
+    most = f"{document['hit_rate_at_most']:.1%} at most with any eviction (Belady)"
+    assert f"{came}; hit rate {there:.1%}, {most}; {gone}" in words
+    assert document["hit_rate"] == there < document["hit_rate_at_most"] <= document["repeated"]
     pair = simulate(MODEL, DEVICE, arrivals=trace, replicas=2, bound=True)
     assert pair.usage.evicted == 0
     assert pair.usage.there < pair.traffic.repeated

@@ -17,6 +17,7 @@ class Usage:
     sequence_s, paused_s            running sequences, and paused ones, summed over time
     read, reread                    prefilled tokens, and those recomputed after preemption
     known                           cached tokens of either, which are not computed
+    known_at_most                   the same with an optimal eviction policy, for the same admissions and memory
     evicted                         cached prompt tokens evicted for lack of memory
     written                         output tokens
     padding                         tokens computed only as padding
@@ -35,6 +36,7 @@ class Usage:
     read: float = 0
     reread: float = 0
     known: float = 0
+    known_at_most: float = 0
     evicted: float = 0
     written: float = 0
     padding: float = 0
@@ -46,6 +48,11 @@ class Usage:
     def there(self) -> float:
         """Prefix-cache hit rate over all prompt tokens."""
         return self.known / max(self.known + self.read + self.reread, 1)
+
+    @property
+    def there_at_most(self) -> float:
+        """Prefix-cache hit rate that no eviction policy exceeds, for the same admissions and memory."""
+        return self.known_at_most / max(self.known + self.read + self.reread, 1)
 
     @property
     def busy_s(self) -> float:

@@ -397,6 +397,8 @@ class Simulation(Rows):
             "preemptions": self.preemptions,
             "usage": asdict(self.usage),
             "repeated": self.traffic.repeated,
+            "hit_rate": self.usage.there if self._has_cache else None,
+            "hit_rate_at_most": self.usage.there_at_most if self._has_cache else None,
             "tasks": self._task_numbers(),
             "tokens_per_joule_at_tdp": self.tokens_per_joule,
             "tokens_per_dollar": self.tokens_per_dollar,
@@ -407,6 +409,11 @@ class Simulation(Rows):
                 {"time_s": t, "waiting": n} for t, n in zip(*(c.tolist() for c in thinned(*self.waiting)), strict=True)
             ],
         }
+
+    @property
+    def _has_cache(self) -> bool:
+        """Whether prefix-cache hits follow from memory."""
+        return self.traffic.blocks is not None and self.reads is None
 
     def _task_numbers(self) -> dict[str, Any] | None:
         """Results of sessions or tasks, for the JSON document."""

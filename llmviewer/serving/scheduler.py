@@ -10,6 +10,7 @@ from math import inf, isnan
 from operator import attrgetter
 from typing import Final
 
+from .cache_bound import Acquired, Event, Evicted, Released, most_hit_tokens
 from .kv_cache import Caches
 from .orders import PreemptiveQueue, WaitingQueue
 from .policy import Policy
@@ -27,12 +28,14 @@ Chunks = Sequence[tuple[int, int]]  # (request, tokens) of each prefill chunk of
 class Rank:
     """Running batches that share the KV memory of one rank, and the prompt blocks cached in it.
 
+    cache_events  admissions, releases and evictions so far, if prompts have named blocks
     paused        KV cache of each request that waits with it on the device [B]
     paused_bytes  their memory [B]
     """
 
     batches: Sequence[RunningBatch]
     prefix_cache: PrefixCache = field(default_factory=PrefixCache)
+    cache_events: list[Event] = field(default_factory=list)
     paused: dict[int, float] = field(default_factory=dict)
     paused_bytes: float = 0.0
 
@@ -289,6 +292,7 @@ class Scheduler:
             self._move(self.swapped.pop(request), 1)
             if self.caches.named:
                 rank.prefix_cache.acquire(request, self.prompt_blocks(request))
+                rank.cache_events.append(Acquired(request, 0))
                 self._evict_idle(rank, used_bytes)
         batch.join(request)
 
@@ -369,6 +373,7 @@ class Scheduler:
         blocks, last_token = self.prompt_blocks(request), self.requests.num_tokens(request) - 1
         cached_tokens = min(rank.prefix_cache.hit_tokens(blocks), last_token)  # whose logits give the first output
         rank.prefix_cache.acquire(request, blocks)
+        rank.cache_events.append(Acquired(request, last_token))
         self._evict_idle(rank, used_bytes)
         return cached_tokens
 
@@ -382,7 +387,17 @@ class Scheduler:
             self._evict_idle(rank, self.used_bytes(rank))
             for request in ids:
                 rank.prefix_cache.release(request, computed_tokens)
+                rank.cache_events.append(Released(request))
 
     def _evict_idle(self, rank: Rank, used_bytes: float) -> None:
         """Evicts idle prompt blocks that do not fit beside `used_bytes` of running sequences."""
-        self.totals["evicted"] += rank.prefix_cache.evict(self.kv_budget_bytes - used_bytes)
+        spare_bytes = self.kv_budget_bytes - used_bytes
+        self.totals["evicted"] += rank.prefix_cache.evict(spare_bytes)
+        if self.caches.named:
+            rank.cache_events.append(Evicted(spare_bytes))
+
+    def known_at_most(self) -> float:
+        """Hit tokens that no eviction policy exceeds, for the same admissions and memory of each rank."""
+        if not self.totals.get("evicted"):
+            return self.totals.get("known", 0.0)
+        return sum(most_hit_tokens(rank.cache_events, self.caches.of_prompt) for rank in self.ranks)

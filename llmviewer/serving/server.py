@@ -100,6 +100,7 @@ class _Server:
             scheduler.admit_waiting(self.clock_s)
             self._step()
             progress(self._finished)
+        self.totals["known_at_most"] = scheduler.known_at_most()
         return Served(
             arrival_s=np.array(self.arrivals.arrival_s), start_s=np.array(requests.admitted_s),
             first_s=np.array(requests.first_token_s), finish_s=np.array(requests.finish_s),

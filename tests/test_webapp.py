@@ -45,7 +45,7 @@ from llmviewer.webapp.state import FIELD_TYPES, FieldError, File, IntegerField, 
 from llmviewer.webapp.tabs import TABS
 from llmviewer.webapp.tabs import changes as tabs_changes
 from llmviewer.webapp.views import changes, formulas, inspector, memory, network, overview
-from llmviewer.webapp.words import CONTROLS, GLOSSARY, LOWER_BOUND_SIGN
+from llmviewer.webapp.words import CONTROLS, GLOSSARY, LOWER_BOUND_SIGN, page_text
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = (
@@ -1135,7 +1135,44 @@ def test_features_in_words(feature, told):
 
 def test_memory_fixes_use_the_labels_of_controls():
     (answer,) = results.device_results(State(model="deepseek-v3", tp=8, batch=64, prompt=4096))
-    assert "use tp 16 and technique chunked-prefill, " in overview.advice(answer, "decode")
+    assert "use Tensor parallelism 16 and technique chunked-prefill, " in overview.advice(answer, "decode")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("unknown; give it (--passes N)", "unknown; give it (Passes)"),
+        ("use --attention flash", "use Attention flash"),
+        ("fits with --tp 2 or --quant fp8 or --offload weights=0.4",
+         "fits with Tensor parallelism 2 or Precision fp8 or Offload weights=0.4"),
+        ("give the model itself, --with medusa:heads=N", "give the model itself, technique medusa:heads=N"),
+        ("set it by --hardware-set scale_up.latency=VALUE", "set it by what-if scale_up.latency=VALUE"),
+        ("needs --engine NAME (--with fusion)", "needs Engine (technique fusion)"),
+        ("llmviewer simulate --concurrency 1,024 has the queue", "the Serving tab has the queue"),
+        ("no --redundant-experts", "no redundant-experts of the command line"),
+        ("what `nsys export --type sqlite` wrote", "what `nsys export --type sqlite` wrote"),
+        ("record with --cuda-graph-trace=node", "record with --cuda-graph-trace=node"),
+    ],
+)  # fmt: skip
+def test_the_page_names_controls_in_place_of_options(text, shown):
+    assert page_text(text) == shown
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        State(model="llama-3.1-70b"), State(model="deepseek-v3", on=("h200-sxm",), tp=8), State(model="gpt2"),
+        State(measured="ttft=400ms, tpot=90ms", engine="vllm", batch=8), State(quant="Q4_K_M"),
+        State(set=("h100-sxm:scale_up.bandwidth=2x",)), State(model="vit-huge"), State(model="qwen2-vl-72b"),
+    ],
+    ids=lambda asked: asked.link,
+)  # fmt: skip
+def test_no_option_of_the_command_line_is_on_the_page(asked):
+    found = results.device_results(asked)
+    shown = json.dumps(
+        [pages.summary(found, asked), TABS["overview"].show(found, asked)], default=lambda one: one.to_plotly_json()
+    )
+    assert re.findall(r".{40}(?<![\w-])--(?!wide|narrow)[a-z]+", shown) == []
 
 
 @pytest.mark.parametrize("layout", [{}, {"dp": 8}, {"pp": 4}])

@@ -348,7 +348,7 @@ def test_error_in_collapsed_settings_is_marked_on_their_header(page, server):
     assert "a mistake" in page.evaluate(said)
     page.click("text=More")
     fill(page, "skew", "-1")
-    assert page.inner_text("#error-skew") == "skew must be a number from 0 to 10"
+    assert page.inner_text("#error-skew") == "Expert skew must be a number from 0 to 10"
 
 
 def test_page_shows_the_bottleneck_and_the_gain_of_fewer_bits(page, server):

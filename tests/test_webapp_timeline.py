@@ -85,6 +85,18 @@ def test_missing_trace_file_and_invalid_stage_are_refused(tmp_path):
         timeline.timeline_of(EXAMPLE, device_results(wrong)[0], wrong)
 
 
+def test_an_error_about_passes_stands_beside_their_control(monkeypatch):
+    def refuse(*_):
+        raise InputError("the number of recorded passes is unknown; give it (--passes N)")
+
+    monkeypatch.setattr(timeline, "timeline_of", refuse)
+    app = create(EXAMPLE)
+    read = next(one["callback"].__wrapped__ for key, one in app.callback_map.items() if "timeline-result" in key)
+    with app.server.app_context():
+        errors = read(None, ASKED.link, None, [])[1:]
+    assert errors == ("", "the number of recorded passes is unknown; give it (Passes)")
+
+
 def test_a_trace_is_read_again_only_where_it_changed(tmp_path, monkeypatch):
     read = []
     real = timeline.read_timeline
@@ -106,10 +118,10 @@ def test_a_trace_that_the_page_was_started_with_is_shown_and_saved():
         for name in ("timeline-result", "timeline-download")
     )
     with app.server.app_context():
-        shown, error = read(None, ASKED.link, None, [])
+        shown, error, _ = read(None, ASKED.link, None, [])
         assert error == ""
         assert "timeline-parts" in page(shown)
-        kept, error = read("data:,nonsense!", ASKED.link, "mine.json", [])
+        kept, error, _ = read("data:,nonsense!", ASKED.link, "mine.json", [])
         assert kept is no_update
         assert error == "mine.json: was not transferred completely; upload it again"
         context_value.set(AttributeDict(triggered_inputs=[{"prop_id": "timeline-csv.n_clicks"}]))

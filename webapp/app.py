@@ -36,6 +36,7 @@ from .tabs import TABS
 from .tabs._components import register_clientside
 from .tabs.timeline import TRACE
 from .views import overview
+from .words import page_text
 
 _CONTROL_IDS: Final = tuple(fields.control_values(PageState()))  # ids of the controls that show the state
 
@@ -140,7 +141,7 @@ def _register_state(app: Dash) -> None:
                 )
                 trigger = {"on", "set"}
             except InputError as error:
-                errors["set"] = str(error)
+                errors["set"] = page_text(str(error))
         edits.merge_controls(trigger, values, edited, before)
         now, edit_errors = edits.edited_state(before, values, trigger, browser_files)
         browser_files = () if browser_files == files_before else browser_files

@@ -158,7 +158,11 @@ def trace_controls() -> Component:
                      instead="open larger traces with llmviewer web --trace FILE"),
                 html.Div(id="timeline-error", className="error", role="alert"),
             ]),
-            _integer("passes", placeholder="auto"), _integer("stage", placeholder="none"),
+            html.Div([
+                _integer("passes", placeholder="auto"),
+                html.Div(id="timeline-passes-error", className="error", role="alert"),
+            ]),
+            _integer("stage", placeholder="none"),
         ],
         id="tracing", className="asked",
     )  # fmt: skip

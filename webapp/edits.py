@@ -14,7 +14,7 @@ from .fields import CONTROL_FIELDS
 from .payloads import decoded, label
 from .results import internal_error, own_device_file, parse_hardware_file, parse_model_file, problem_of
 from .state import FILE_PREFIX, MAX_FILE_BYTES, MAX_FILES, FieldError, File, State
-from .words import CONTROLS
+from .words import CONTROLS, control_label, page_text
 
 
 def with_dropped_file(
@@ -54,7 +54,7 @@ def with_dropped_files(
                 name, title, text, browser_files, before if name == "model" else replace(before, on=tuple(value))
             )
         except InputError as error:
-            problems.append(str(error))
+            problems.append(page_text(str(error)))
         except Exception:  # noqa: BLE001 - the page stays
             problems.append(internal_error(f"a file for {name}"))
     return browser_files, value, "; ".join(problems)
@@ -116,7 +116,7 @@ def edited_state(
             now = State.of(field_values, files)
             break
         except FieldError as error:
-            errors[error.name] = str(error)
+            errors[error.name] = f"{control_label(error.name)} {error.problem}"
             field_values[error.name] = getattr(before, error.name)
     edited_fields = {"set" if one == "numbers" else one.partition("-")[0] for one in trigger}
     edited_values = {name: getattr(now, name) for name in (*CONTROL_FIELDS, "tab") if name in edited_fields}

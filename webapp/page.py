@@ -8,7 +8,6 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from llmviewer import __version__
-from llmviewer.reports.phrases import sentence
 from llmviewer.units import counted
 
 from . import controls
@@ -79,7 +78,7 @@ def summary(results: tuple[DeviceResult, ...], state: State) -> list[Component]:
     several = [html.P(f"On {first.name}, the first of {len(results)} devices:", className="soft")] * (len(results) > 1)
     memory, time = overview.verdict(results, state)
     verdict = html.Summary([html.Span(memory, className="" if first.analysis.memory.fits else "alarm"), f" {time}"])
-    note_items = [html.Li(sentence(note)) for note in first.analysis.notes]
+    note_items = [html.Li(note) for note in overview.notes(first)]
     notes = html.Details([html.Summary(counted(len(note_items), "note")), html.Ul(note_items)])
     lines = (*overview.verdicts(results), *overview.technique_effects(first))
     rows = [html.Li([html.Strong(f"{label} "), text]) for label, text in lines]

@@ -30,6 +30,7 @@ from llmviewer.variants.evaluation import Evaluation
 
 from .cpu_limit import CpuLimitError, check_limit, restart_limit
 from .state import FILE_PREFIX, MAX_FILE_BYTES, File, State
+from .words import page_text
 
 _LOG: Final = logging.getLogger(__name__)
 VERBATIM_PARAMETERS: Final = ("draft_quant", "scorer_quant", "targets", "tree")  # texts that name no file or model
@@ -95,9 +96,9 @@ def evaluation_of(state: State) -> Evaluation:
 
 
 def problem_of(state: State) -> str:
-    """The reason why a state cannot be analyzed, in one line; empty if it can."""
+    """The reason why a state cannot be analyzed, in one line of the page's words; empty if it can."""
     problem = _error_of(state)
-    return str(problem) if problem else ""
+    return page_text(str(problem)) if problem else ""
 
 
 def _error_of(state: State) -> InputError | None:
@@ -123,10 +124,10 @@ def nearest_valid(state: State) -> tuple[State, tuple[str, ...]]:
     while problem:
         replacement = _reset_field(state, problem)
         if replacement is None:
-            notices.append(f"link: cannot be analyzed, the default page is shown: {problem}")
+            notices.append(f"link: cannot be analyzed, the default page is shown: {page_text(str(problem))}")
             return State(tab=state.tab), tuple(notices)
         name, state, remaining = replacement
-        notices.append(f"link: {name}: {problem}; the default is used")
+        notices.append(f"link: {name}: {page_text(str(problem))}; the default is used")
         problem = remaining
     return state, tuple(notices)
 

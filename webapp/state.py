@@ -432,7 +432,7 @@ class FieldError(InputError):
 
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(f"{name} {problem}")
-        self.name = name
+        self.name, self.problem = name, problem
 
 
 def _pairs(query: str, notices: list[str]) -> list[tuple[str, str]]:

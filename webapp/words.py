@@ -1,16 +1,22 @@
-"""Labels and help texts of the controls, and a glossary."""
+"""Labels and help texts of the controls, texts with them in place of command-line options, and a glossary."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from llmviewer._layout import data_dir
 from llmviewer.options import PARAMETERS, RequestOptions
-from llmviewer.parameters import declared
+from llmviewer.parameters import DEGREES, declared
 
 LOWER_BOUND_SIGN: Final = "\N{GREATER-THAN OR EQUAL TO}"
 UPPER_BOUND_SIGN: Final = "\N{LESS-THAN OR EQUAL TO}"
+_DECLARED: Final = PARAMETERS | declared(RequestOptions)
+_OPTION: Final = r"--[a-z][a-z0-9-]*(?: (?!--|or\b|and\b)[^\s;,()]+)?"
+_OPTIONS: Final = re.compile(rf"(?<![\w`-]){_OPTION}(?: {_OPTION})*")  # with values, such as "--tp 2 --quant fp8"
+_PLACEHOLDER: Final = re.compile(r"[A-Z]+")  # of a value, such as NAME
+_SIMULATION: Final = re.compile(r"llmviewer simulate(?: --concurrency [\d,]+)?")
 
 
 class ControlWords(NamedTuple):
@@ -23,7 +29,7 @@ class ControlWords(NamedTuple):
 
 def _declared(name: str) -> ControlWords:
     """Label and help of a declared option."""
-    parameter = (PARAMETERS | declared(RequestOptions))[name]
+    parameter = _DECLARED[name]
     return ControlWords(parameter.label, parameter.about, parameter.term)
 
 
@@ -92,6 +98,43 @@ CONTROLS: Final[Mapping[str, ControlWords]] = {
         "Operator", "Operator in the inspector. A click on a point, bar, row or node selects it too.", "operator"
     ),
 }
+
+_LABELS: Final = {  # of the controls, by the options of the command line that they replace
+    **{each.flag or f"--{name.replace('_', '-')}": each.label for name, each in _DECLARED.items()},
+    **{f"--{name}": CONTROLS[name].label for name in ("phase", "passes", "stage")},
+    **{f"--{name}": f"{CONTROLS[name].label} parallelism" for name in DEGREES},
+    "--hardware-set": "what-if",
+    "--max-bytes": "",
+}
+
+
+def control_label(name: str) -> str:
+    """Label of the control of a field of the page state."""
+    return CONTROLS[name].label if name in CONTROLS else "What-ifs"
+
+
+def page_text(text: str) -> str:
+    """`text` with labels of controls in place of options of the command line.
+
+    >>> page_text("fits with --tp 2 --with fusion; give the passes (--passes N)")
+    'fits with Tensor parallelism 2 and technique fusion; give the passes (Passes)'
+    """
+    return _OPTIONS.sub(lambda found: _labelled(found.group()), _SIMULATION.sub("the Serving tab", text))
+
+
+def _labelled(options: str) -> str:
+    """Options of the command line as labels with values; those of other programs unchanged."""
+    flags = [one.partition(" ")[::2] for one in re.findall(_OPTION, options)]
+    if any(flag not in _LABELS for flag, _ in flags):
+        return options
+    return " and ".join(_labelled_value(flag, value) for flag, value in flags)
+
+
+def _labelled_value(flag: str, value: str) -> str:
+    label = _LABELS[flag] or f"{flag.removeprefix('--')} of the command line"
+    if flag == "--with" and value:
+        return f"technique {value}"
+    return label if not value or _PLACEHOLDER.fullmatch(value) else f"{label} {value}"
 
 
 class Term(NamedTuple):

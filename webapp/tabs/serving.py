@@ -59,7 +59,7 @@ def _about(state: State) -> str:
     layouts = f", in tensor parallelism of {_listed(degrees)}" if len(degrees) > 1 else ""
     return (
         f"Closed loops of {_listed(serving.CONCURRENCIES)} clients with {state.prompt} input and {state.gen} output "
-        f"tokens per request, simulated as `llmviewer simulate --concurrency` does{layouts}. Batches form from the "
+        f"tokens per request, simulated as by `llmviewer simulate`{layouts}. Batches form from the "
         "requests in flight; the control Batch is not used. Costs: cloud prices. Energy: TDP."
     )
 

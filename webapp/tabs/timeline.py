@@ -23,6 +23,7 @@ from ..results import DeviceResult, device_results
 from ..state import State
 from ..views import timeline
 from ..views.timeline import DroppedTrace
+from ..words import page_text
 from ._components import Tab, cards, figure_panel, panel, register_clientside, table, with_code, with_loading
 
 TRACE: Final = "LLMVIEWER_TRACE"  # key of the server's configuration: path of a trace given at the start
@@ -70,8 +71,8 @@ def _timeline_content(recorded_pass: Timeline, devices: int) -> list[Component]:
         html.H2([title, " ", html.Span(first + below(title, REPORT.headline(recorded_pass)), className="soft")]),
         cards(REPORT.cards(recorded_pass)),
         panel(
-            html.Ul([html.Li(one) for one in REPORT.remarks(recorded_pass)], className="said"),
-            html.P(with_code(REPORT.basis(recorded_pass)), className="soft"),
+            html.Ul([html.Li(page_text(one)) for one in REPORT.remarks(recorded_pass)], className="said"),
+            html.P(with_code(page_text(REPORT.basis(recorded_pass))), className="soft"),
             className="bounds",
         ),
         panel(figure_panel("timeline-parts", timeline.part_figure(recorded_pass))),
@@ -123,12 +124,13 @@ def register(app: Dash) -> None:
     @app.callback(
         Output("timeline-result", "children"),
         Output("timeline-error", "children"),
+        Output("timeline-passes-error", "children"),
         Input("trace", "contents"),
         Input("timeline-asked", "data"),
         Held("trace", "filename"),
         Held("files", "data"),
     )
-    def read(contents: str | None, link: str | None, name: str | None, files: Any) -> tuple[Any, str]:
+    def read(contents: str | None, link: str | None, name: str | None, files: Any) -> tuple[Any, str, str]:
         state = shown_state(link, files)
         try:
             trace = _trace(contents, name)
@@ -136,8 +138,10 @@ def register(app: Dash) -> None:
                 raise PreventUpdate
             recorded_pass = timeline.timeline_of(trace, device_results(state)[0], state)
         except InputError as error:
-            return no_update, str(error)  # the last result stays
-        return _timeline_content(recorded_pass, len(state.on)), ""
+            text = page_text(str(error))
+            texts = ("", text) if "--passes" in str(error) else (text, "")  # beside the control that it names
+            return no_update, *texts  # the last result stays
+        return _timeline_content(recorded_pass, len(state.on)), "", ""
 
     @app.callback(
         Output("timeline-download", "data"),

@@ -18,7 +18,7 @@ from llmviewer.units import fold, seconds, si
 
 from ..results import DeviceResult, device_results
 from ..state import State
-from ..words import LOWER_BOUND_SIGN, UPPER_BOUND_SIGN
+from ..words import LOWER_BOUND_SIGN, UPPER_BOUND_SIGN, page_text
 
 LETTERS: Final = "ABCDEF"  # of pins
 _MIN_RATIO_DIFFERENCE: Final = 0.005  # ratios nearer to 1 are omitted
@@ -139,7 +139,7 @@ def compared_settings(results: Sequence[DeviceResult], state: State) -> tuple[li
         try:
             pinned.append((letter, place, device_results(pinned_state)[0]))
         except InputError as error:
-            problems.append(f"{letter}: {error}")
+            problems.append(f"{letter}: {page_text(str(error))}")
     has_unpinned_rival = state.pins and len(results) == 1
     entries = [*pinned, *(("now" if has_unpinned_rival else one.name, -1, one) for one in results)]
     differences = _differing_inputs([one for *_, one in entries])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -28,7 +27,7 @@ from llmviewer.units import seconds, si
 
 from ..results import DeviceResult
 from ..state import State
-from ..words import LOWER_BOUND_SIGN
+from ..words import LOWER_BOUND_SIGN, page_text
 
 _SPACE: Final = "\N{NO-BREAK SPACE}"
 
@@ -41,14 +40,13 @@ def heading(results: Sequence[DeviceResult]) -> tuple[str, str]:
 
 
 def advice(result: DeviceResult, phase: str) -> str:
-    """Sentence on the bound of a phase and on changes that help, with labels of controls in place of options."""
-    text = re.sub(r"(?<=--tp )(\d+) --with ", r"\1 and technique ", result.phase(phase).advice)
-    return _with_control_labels(sentence(text))
+    """Sentence on the bound of a phase and on changes that help."""
+    return page_text(sentence(result.phase(phase).advice))
 
 
-def _with_control_labels(text: str) -> str:
-    """`text` with labels of controls in place of command-line options."""
-    return text.replace("--engine NAME", "an engine").replace("--with ", "technique ").replace("--", "")
+def notes(result: DeviceResult) -> list[str]:
+    """Notes of the analysis, each a sentence."""
+    return [page_text(sentence(note)) for note in result.analysis.notes]
 
 
 def sources(results: Sequence[DeviceResult]) -> str:
@@ -101,7 +99,7 @@ def verdict(results: Sequence[DeviceResult], state: State) -> tuple[str, str]:
     margin, name = memory_margin(analysis.memory)
     size = f"{si(margin)}B {name}"
     fixes = None if analysis.memory.fits else analysis.memory_fixes
-    fix = f"; fits with {_with_control_labels(fixes.found[0].typed)}" if fixes and fixes.found else ""
+    fix = f"; fits with {page_text(fixes.found[0].typed)}" if fixes and fixes.found else ""
     fit = f"{'Fits' if analysis.memory.fits else 'Does not fit'}: {size}{per_device(analysis)}{fix}."
     pass_name, bound, expected = shown_time(first, state)
     times = f"{pass_name} {LOWER_BOUND_SIGN} {bound}" + (f", expected {expected}" if expected else "")
@@ -165,7 +163,7 @@ def verdicts(results: Sequence[DeviceResult]) -> tuple[tuple[str, str], ...]:
     """Labels and verdicts on the user's measurements, for each device."""
     device_suffixes = [f" on {one.name}" * (len(results) > 1) for one in results]
     return tuple(
-        (f"{measured_label(each)}{device}", _with_control_labels(sentence(each.said)))
+        (f"{measured_label(each)}{device}", page_text(sentence(each.said)))
         for one, device in zip(results, device_suffixes, strict=True)
         for each in one.analysis.measured
     )

@@ -21,6 +21,7 @@ from llmviewer.serving.simulation import simulate
 from ..cpu_limit import check_limit
 from ..results import internal_error, setting_on
 from ..state import State
+from ..words import page_text
 
 CONCURRENCIES: Final = (1, 4, 16, 64, 256)
 _DEGREES: Final = (1, 2, 4, 8)  # of tensor parallelism, where the setting has one device
@@ -80,7 +81,7 @@ def simulated(state: State, place: int) -> dict[str, Any]:
             progress=lambda _finished, _requests: check_limit(),
         )
     except InputError as error:
-        return row | {"reason": str(error)}
+        return row | {"reason": page_text(str(error))}
     except Exception:  # noqa: BLE001 - the page stays
         return row | {"reason": internal_error(state.link)}
     sides = {"bound": run} | ({"expected": run.expected} if run.expected else {})

@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import inspect
 import io
+import itertools
 import json
 import math
 import os
@@ -46,6 +47,8 @@ from llmviewer.webapp.tabs import TABS
 from llmviewer.webapp.tabs import changes as tabs_changes
 from llmviewer.webapp.views import changes, formulas, inspector, memory, network, overview
 from llmviewer.webapp.words import CONTROLS, GLOSSARY, LOWER_BOUND_SIGN, page_text
+
+from .cases import few_types, for_each
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = (
@@ -448,36 +451,84 @@ def test_bars_and_points_are_those_of_the_operators():
         assert total == pytest.approx(one.analysis.memory.total_bytes / 1e9)
 
 
-@pytest.mark.parametrize(
-    ("name", "tp", "phase"),
-    [
-        ("llama-3.1-70b", 1, "decode"),
-        ("deepseek-v3", 8, "decode"),
-        ("t5-small", 1, "prefill"),
-        ("jamba-v0.1", 1, "decode"),
-    ],
-)
-def test_the_network_has_every_operator_once_and_lines_between_them(name, tp, phase):
-    (found,) = results.device_results(State(model=name, on=("h200-sxm",), tp=tp))
+def _drawn_boxes(drawn):
+    """Left, upper, right and lower end of each node."""
+    return {
+        part["data"]["id"]: (
+            part["position"]["x"] - network.WIDTH / 2, part["position"]["y"] - part["data"]["tall"] / 2,
+            part["position"]["x"] + network.WIDTH / 2, part["position"]["y"] + part["data"]["tall"] / 2,
+        ) for part in drawn.elements if part["classes"].startswith("operator")
+    }  # fmt: skip
+
+
+def _drawn_lines(drawn, boxes):
+    """The points of each edge, as cytoscape places bends: along the line between centers, and beside it."""
+    for part in drawn.elements:
+        if not part["classes"].startswith("tensor"):
+            continue
+        data = part["data"]
+        (a, b, c, d), (e, f, g, h) = boxes[data["source"]], boxes[data["target"]]
+        x, y, dx, dy = (a + c) / 2, (b + d) / 2, (e + g - a - c) / 2, (f + h - b - d) / 2
+        bends = zip(map(float, data.get("along", "").split()), map(float, data.get("beside", "").split()), strict=True)
+        long = math.hypot(dx, dy)
+        yield (
+            (x, d),
+            *((x + s * dx - beside * dy / long, y + s * dy + beside * dx / long) for s, beside in bends),
+            ((e + g) / 2, f),
+        )
+
+
+def _crosses(start, end, box):
+    """Whether a line has points inside a box, half a pixel from its border."""
+    low, high = 0.0, 1.0
+    for at, to, least, most in zip(start, end, box[:2], box[2:], strict=True):
+        if at == to:
+            if not least + 0.5 < at < most - 0.5:
+                return False
+            continue
+        first, last = sorted(((least + 0.5 - at) / (to - at), (most - 0.5 - at) / (to - at)))
+        low, high = max(low, first), min(high, last)
+    return high - low > 1e-6
+
+
+DRAWN = ("llama-3.1-70b", "t5-small", "longcat-flash", "kimi-k3")
+
+
+@for_each("name", few_types, fast=DRAWN)
+def test_nothing_in_the_network_overlaps_and_every_operator_is_in_it_once(name):
+    (found,) = results.device_results(State(model=name, on=("h200-sxm",)))
+    phase = found.phase_name("decode")
     drawn = network.network_drawing(found, phase)
-    nodes = {part["data"]["id"]: part["position"] for part in drawn.elements if part["classes"] == "operator"}
-    assert len(nodes) == sum(part["classes"] == "operator" for part in drawn.elements)
-    assert {operator_id(op) for op in found.phase(phase).operators} <= set(nodes)
-    lines = [part["data"] for part in drawn.elements if part["classes"].startswith("tensor")]
-    assert {line[end] for line in lines for end in ("source", "target")} <= set(nodes)
-    told = [line["label"] for line in lines if line["label"]]
-    assert any(label.startswith("[tokens, ") for label in told)
-    assert len(told) < len(lines)  # what several read is told once
-    places = [(place["x"], place["y"]) for place in nodes.values()]
-    for at, (x, y) in enumerate(places):
-        assert all(abs(x - a) >= network.WIDTH or abs(y - b) >= network.HEIGHT for a, b in places[:at])
-    for line in lines:
-        if "lane" not in line:
-            start, end = nodes[line["source"]], nodes[line["target"]]
-            for key, place in nodes.items():
-                if start["y"] < place["y"] < end["y"]:
-                    at = (place["y"] - start["y"]) / (end["y"] - start["y"])
-                    assert abs(start["x"] + at * (end["x"] - start["x"]) - place["x"]) > network.WIDTH / 2, (line, key)
+    boxes = _drawn_boxes(drawn)
+    nodes = [part["data"] for part in drawn.elements if part["classes"].startswith("operator")]
+    assert len(boxes) == len(nodes)
+    named = {f"{node['fold']}.{one}" for node in nodes if "fold" in node for one in node["names"].split()}
+    assert {operator_id(op) for op in found.phase(phase).operators} <= named | {node.get("op") for node in nodes}
+    for (a, b, c, d), (e, f, g, h) in itertools.combinations(boxes.values(), 2):
+        assert c <= e or g <= a or d <= f or h <= b
+    for line in _drawn_lines(drawn, boxes):
+        for start, end in itertools.pairwise(line):
+            assert start[1] <= end[1]
+            beside = [box for box in boxes.values() if box[1] < end[1] and start[1] < box[3]]
+            assert not [box for box in beside if _crosses(start, end, box)]
+    texts = [node[label] for node in nodes for label in ("label", "label_gap", "label_intensity")]
+    assert max(len(line) for text in texts for line in text.splitlines()) * 7 <= network.WIDTH
+
+
+def test_a_folded_block_is_one_node_with_the_sum_of_its_operators():
+    (found,) = results.device_results(State(model="llama-3.1-8b"))
+    drawn = network.network_drawing(found, "decode", folded=("layer",))
+    (node,) = [part["data"] for part in drawn.elements if part["classes"] == "operator folded"]
+    layer = [op for op in found.phase("decode").operators if op.block == "layer"]
+    assert f"{sum(op.share for op in layer):.1%} · {seconds(sum(op.bound_time_s for op in layer))}" in node["label"]
+    ratio = sum(op.expected_time_s for op in layer) / sum(op.bound_time_s for op in layer)
+    assert f"{ratio:.3g}x" in node["label_gap"]
+    assert drawn.folded == ("layer",)
+    edges = {(part["data"]["source"], part["data"]["target"]) for part in drawn.elements if "source" in part["data"]}
+    assert edges == {
+        ("embedding.embed_tokens", "folded layer"), ("folded layer", "head.final_norm"),
+        ("head.final_norm", "head.lm_head"),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -493,7 +544,7 @@ def test_blocks_that_do_not_run_are_named_and_not_drawn(asked, phase, idle):
     (found,) = results.device_results(asked)
     drawn = network.network_drawing(found, phase)
     assert {name.partition("_")[0] for name in drawn.idle_blocks} == ({idle} if idle else set())
-    nodes = {part["data"]["id"].partition(".")[0] for part in drawn.elements if part["classes"] == "operator"}
+    nodes = {part["data"]["op"].partition(".")[0] for part in drawn.elements if part["classes"] == "operator"}
     assert not nodes & set(drawn.idle_blocks)
     assert {operator_id(op).partition(".")[0] for op in found.phase(phase).operators} == nodes
 

@@ -431,7 +431,7 @@ def test_technique_search_matches_descriptions(page, server):
     assert cards(page)["TPOT"] == seconds(expected["tpot_s"])
 
 
-def test_the_network_is_enlarged_and_coloured_otherwise(page, server):
+def test_the_network_is_enlarged_coloured_searched_and_folded(page, server):
     logged = []
 
     def log(message):
@@ -439,23 +439,37 @@ def test_the_network_is_enlarged_and_coloured_otherwise(page, server):
 
     page.on("console", log)
     open_page(page, f"{server}?tab=network")
-    ready = "document.querySelector('#network')._cyreg && document.querySelector('#network')._cyreg.cy"
-    page.wait_for_function(ready)
+    graph = "document.querySelector('#network')?._cyreg?.cy"
+    page.wait_for_function(graph)
     page.remove_listener("console", log)
     assert not [text for text in logged if "wheel" in text]
-    colour = "document.querySelector('#network')._cyreg.cy.getElementById('embedding.embed_tokens').style('{}')"
+    colour = f"{graph}.getElementById('embedding.embed_tokens').style('{{}}')"
     before = page.evaluate(colour.format("background-color"))
     width = page.evaluate("document.querySelector('#network').offsetWidth")
     page.click(".zoom.enlarge")
     assert page.evaluate("document.querySelector('#network').offsetWidth") == pytest.approx(1.25 * width, rel=0.02)
-    page.click("#network-colour label:has-text('by share')")
+    page.click("#network-colour label:has-text('share of time')")
     page.wait_for_function(f"{colour.format('background-color')} !== '{before}'")
+    assert page.is_visible("#network-legend .share")
+    page.click("#network-colour label:has-text('expected / bound')")
+    page.wait_for_function(f"{colour.format('label')}.includes('x ·')")
     drawn = page.evaluate(
-        "(() => { const cy = document.querySelector('#network')._cyreg.cy;"
-        "const box = cy.elements().renderedBoundingBox();"
+        f"(() => {{ const cy = {graph}; const box = cy.elements().renderedBoundingBox();"
         "return [box.x1, box.y1, cy.width() - box.x2, cy.height() - box.y2] })()"
     )
     assert min(drawn) > -2  # nothing is cut off
+    page.click(".zoom.fit")
+    assert page.evaluate("document.querySelector('#network').offsetHeight") <= 900
+    page.fill("#network-find", "down")
+    page.wait_for_function("document.querySelector('#network-found').innerText === '1 of 17 operators'")
+    page.wait_for_function(f"{colour.format('opacity')} === '0.3'")
+    page.click("#network-fold")
+    page.wait_for_function("document.querySelector('#network-found').innerText.includes('in 1 folded block')")
+    fill(page, "batch", "2")
+    page.wait_for_function(f"{graph}?.nodes('.folded').length === 3")  # which stay folded
+    at = page.evaluate(f"{graph}.getElementById('folded layer').renderedPosition()")
+    page.locator("#network").click(position=at)
+    page.wait_for_function(f"{graph}?.getElementById('layer.down_proj').length === 1")
 
 
 def test_in_the_dark_words_are_light(page, server):

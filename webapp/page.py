@@ -13,7 +13,7 @@ from llmviewer.units import counted
 from . import controls
 from .results import DeviceResult
 from .state import State
-from .tabs import TABS, timeline
+from .tabs import TABS, network, timeline
 from .tabs._components import cards, panel, table, with_loading
 from .views import overview
 from .words import CONTROLS, LOWER_BOUND_SIGN
@@ -27,7 +27,7 @@ def layout() -> Component:
     return html.Div([
         dcc.Location(id="url", refresh=False),
         dcc.Store(id="link"), dcc.Store(id="asked"), dcc.Store(id="files", storage_type="session", data=[]),
-        dcc.Download(id="download"),
+        dcc.Download(id="download"), network.store(),
         html.A("To the results", href="#results", className="skip"),
         html.Header([
             html.H1("llmviewer"),

@@ -41,8 +41,11 @@ document.addEventListener("click", async (event) => {
   }
   if (button.classList.contains("zoom")) {
     const drawing = button.closest("section").querySelector(".network");
-    const scale = Number(drawing.style.getPropertyValue("--scale") || 1) * (button.classList.contains("enlarge") ? 1.25 : 0.8);
-    drawing.style.setProperty("--scale", Math.min(Math.max(scale, 0.5), 4));
+    const before = Number(drawing.style.getPropertyValue("--scale") || 1);
+    const fitting = ((window.innerHeight - 40) / drawing.clientHeight) * before; // of the height; the width always fits
+    const scale = button.classList.contains("fit") ? Math.min(fitting, 1) : before * (button.classList.contains("enlarge") ? 1.25 : 0.8);
+    drawing.style.setProperty("--scale", Math.min(Math.max(scale, 0.02), 4));
+    if (button.classList.contains("fit")) drawing.scrollIntoView({ block: "center" });
   }
   if (button.classList.contains("svg")) {
     const figure = button.closest("figure").querySelector(".js-plotly-plot");
@@ -122,12 +125,65 @@ const serving = {
     return !!clicks;
   },
 };
+
+/* The operator graph: folded blocks, colors, and operators found by a part of their name. */
+const foldsText = ({ model }, folded) => [model, ...folded].join("\n");
+const textOfSelector = (text) => text.replaceAll("\\", "\\\\").replaceAll('"', '\\"');
+let findShown = ""; // the last text that was scrolled to
+let blocksShown = ""; // of the drawing that was last scrolled to its middle
+const graph = {
+  foldBlock: (tapped, shown) => {
+    if (!tapped?.fold || !shown) return window.dash_clientside.no_update;
+    const blocks = JSON.parse(shown);
+    const others = blocks.folded.filter((name) => name !== tapped.fold);
+    return foldsText(blocks, others.length < blocks.folded.length ? others : [...others, tapped.fold]);
+  },
+  foldAll: (folds, unfolds, shown) => {
+    if (!shown || !(folds || unfolds)) return window.dash_clientside.no_update;
+    const blocks = JSON.parse(shown);
+    const all = window.dash_clientside.callback_context.triggered[0].prop_id.startsWith("network-fold.");
+    return foldsText(blocks, all ? blocks.blocks : []);
+  },
+  styleNetwork: (by, find, op, shown, styles, elements) => {
+    if (shown !== blocksShown) setTimeout(showMiddle, 0);
+    blocksShown = shown;
+    const text = (find || "").trim().toLowerCase();
+    const nodes = (elements || []).filter(({ classes }) => classes.startsWith("operator")).map(({ data }) => data);
+    const found = text ? nodes.filter(({ names }) => names.toLowerCase().includes(text)) : [];
+    const selected = op ? [{ selector: `node[op = "${textOfSelector(op)}"]`, style: { "border-width": 4, "border-color": "#e69f00" } }] : [];
+    const faded = [{ selector: ".operator", style: { opacity: 0.3 } }];
+    const marked = found.map(({ id }) => ({ selector: `node[id = "${textOfSelector(id)}"]`, style: { opacity: 1 } }));
+    if (found.length && text !== findShown) showNode(found[0].id);
+    findShown = text;
+    const folded = found.filter(({ fold }) => fold).length;
+    const told = `${found.length - folded} of ${nodes.filter(({ fold }) => !fold).length} operators`;
+    return [
+      [...JSON.parse(styles)[by || "bound"], ...(text ? [...faded, ...marked] : []), ...selected],
+      `by-${by || "bound"}`,
+      text ? told + (folded ? `, and in ${folded} folded ${folded > 1 ? "blocks" : "block"}` : "") : "",
+    ];
+  },
+};
+const showMiddle = () => { // of a drawing that is wider than its place
+  const scroll = document.getElementById("network-drawing");
+  if (scroll) scroll.scrollLeft = (scroll.scrollWidth - scroll.clientWidth) / 2;
+};
+const showNode = (id) => {
+  const place = document.getElementById("network");
+  const node = place?._cyreg?.cy?.getElementById(id);
+  if (!node?.length) return;
+  const at = node.renderedPosition();
+  const box = place.getBoundingClientRect();
+  window.scrollTo({ top: window.scrollY + box.top + at.y - window.innerHeight / 2 });
+  place.closest(".scroll").scrollTo({ left: at.x - place.closest(".scroll").clientWidth / 2 });
+};
 window.dash_clientside = Object.assign({}, window.dash_clientside, {
   llmviewer: {
     ...serving,
+    ...graph,
     point: (clicked) => selectOperator(clicked && clicked.points[0].customdata),
     row: (clicked) => selectOperator(clicked && clicked.rowId && clicked.rowId.slice(clicked.rowId.indexOf(" ") + 1)),
-    node: (tapped) => selectOperator(tapped && tapped.parent && tapped.id),
+    node: (tapped) => selectOperator(tapped && tapped.op),
     ranked: (searched, options) => {
       options.forEach((option, place) => originalPlaces.has(option.value) || originalPlaces.set(option.value, place));
       const terms = (searched || "").toLowerCase().split(/[\s-]+/).filter((word) => word);

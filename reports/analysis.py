@@ -46,7 +46,7 @@ from .tables import Item, Table
 if TYPE_CHECKING:
     from .page_figures import Picture
 
-_GREATER_EQUAL, _LESS_EQUAL = "\N{GREATER-THAN OR EQUAL TO}", "\N{LESS-THAN OR EQUAL TO}"
+_GREATER_EQUAL, _LESS_EQUAL = ">=", "<="
 _THROUGHPUT: Final = "throughput"  # label of the line that only requests have which fit
 _ALL_OPERATORS: Final = f"--all lists the operators under {SMALL_SHARE:.0%} of the time too."
 _MIN_SHARE: Final = 0.01  # of a phase's time, from which operators with a change of bound are named

@@ -185,7 +185,7 @@ def _expected_hover(piece: Piece) -> str:
 def _row_times(total: Total) -> list[str]:
     """Bound and expected time of a phase, a line each."""
     expected = [f"expected {seconds(total.expected_time_s)}"] if total.expected_time_s else []
-    return [f"\N{GREATER-THAN OR EQUAL TO} {seconds(total.bound_time_s)}", *expected]
+    return [f">= {seconds(total.bound_time_s)}", *expected]
 
 
 def _expected(total: Total) -> tuple[float, float, float]:

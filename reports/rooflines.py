@@ -17,7 +17,7 @@ from llmviewer.resource import Resource, Unit, vector
 from llmviewer.units import si
 
 from .drawing import BOTTOM, BOUND_COLOR, INK, PAPER, TOP, frame, lines
-from .operator_table import number
+from .operator_table import number, operator_id
 from .phrases import phase_title
 from .roofline_points import Roof, RooflinePoint, about, joined, points, roofs
 
@@ -153,15 +153,20 @@ def roofline_dtypes(hardware: Hardware) -> go.Figure:
 
 def rooflines(analyses: Mapping[str, Analysis], phase: str = "prefill") -> go.Figure:
     """The operators of a phase in several settings, by name, each under the roof of its own device."""
-    about = "a line and a colour for each setting, a shape for each kind of operator, area by share of time"
+    about = (
+        "a line and a colour for each setting, a shape for each kind of operator, area by share of time; "
+        "thin lines join an operator that moves"
+    )
     plot = _LogLog(f"Rooflines of {phase}", about)
     low, high, bottom, top = inf, 0.0, inf, 0.0
     kinds: dict[str, None] = {}
     some_expected = False
+    points_of_settings = {name: points(getattr(analysis.phases, phase)) for name, analysis in analyses.items()}
+    _add_moves(plot, list(points_of_settings.values()))
     for (name, analysis), line in zip(analyses.items(), lines(len(analyses)), strict=True):
         analyzed = getattr(analysis.phases, phase)
         main, *_ = roofs(analyzed, analysis.setting.linked)
-        roofline_points = points(analyzed)
+        roofline_points = points_of_settings[name]
         kinds |= dict.fromkeys(point.kind for point in roofline_points if point.share >= _MIN_LABELLED_SHARE)
         low = min(low, min(main.ridge, *(point.intensity for point in roofline_points)) / 3)
         high = max(high, 4 * max(point.intensity for point in roofline_points), 10 * main.ridge)
@@ -191,14 +196,33 @@ def rooflines(analyses: Mapping[str, Analysis], phase: str = "prefill") -> go.Fi
     return plot.figure(x=(low, high), y=(bottom / 5, 4 * top), bottom=below)
 
 
+def _add_moves(plot: _LogLog, points_of_settings: Sequence[Sequence[RooflinePoint]]) -> None:
+    """Lines between the points of an operator in different settings."""
+    paths: dict[str, list[tuple[float, float]]] = {}
+    for roofline_points in points_of_settings:
+        for point in roofline_points:
+            for name in dict.fromkeys(map(operator_id, point.operators)):
+                if point.share >= _MIN_LABELLED_SHARE:
+                    paths.setdefault(name, []).append((point.intensity, point.attainable))
+    moves = [path for path in dict.fromkeys(map(tuple, paths.values())) if len(set(path)) > 1]
+    if moves:
+        plot.scatter(
+            x=[x for path in moves for x in (*(x for x, _ in path), None)],
+            y=[y for path in moves for y in (*(y for _, y in path), None)],
+            mode="lines", line={"color": INK, "width": 1}, opacity=0.5, hoverinfo="skip", showlegend=False,
+        )  # fmt: skip
+
+
 def _add_named_roof(plot: _LogLog, roof: Roof, name: str, line: Mapping[str, str]) -> None:
-    """The slope and the peak of the roof of one setting, beyond both ends of the figure."""
+    """The slope and the peak of the roof of one setting, beyond both ends of the figure, and its ridge point."""
     low, high = roof.ridge / _MAX_RIDGE_RATIO, roof.ridge * _MAX_RIDGE_RATIO
     peak = f"{roof.name} {si(roof.rate)}OP/s, {si(roof.bandwidth)}B/s"
-    text = f"<b>{name}</b><br>{peak}<br>ridge point {number(roof.ridge)} OP/B"
+    ridge = f"ridge point {number(roof.ridge)} OP/B"
     plot.scatter(
-        x=[low, roof.ridge, high], y=[low * roof.bandwidth, roof.rate, roof.rate], name=name, legendgroup=name,
-        mode="lines", line={**line, "width": 2}, hovertemplate=f"{text}<extra></extra>",
+        x=[low, roof.ridge, high], y=[low * roof.bandwidth, roof.rate, roof.rate], name=f"{name}, {ridge}",
+        legendgroup=name, mode="lines+markers", line={**line, "width": 2},
+        marker={"size": [0, 8, 0], "color": line["color"]},
+        hovertemplate=f"<b>{name}</b><br>{peak}<br>{ridge}<extra></extra>",
     )  # fmt: skip
 
 
@@ -245,7 +269,9 @@ def _add_lower_roof(plot: _LogLog, roof: Roof, *, high: float, dash: str) -> Non
         x=[roof.ridge, high], y=[roof.rate, roof.rate], mode="lines", showlegend=False,
         line={"color": INK, "width": 1.2, "dash": dash}, hovertemplate=f"{text}<extra></extra>",
     )  # fmt: skip
-    plot.note(high, roof.rate, text, ax=-4, ay=8, arrow=False, xanchor="right", font={"size": 11})
+    plot.note(
+        high, roof.rate, text, ax=-4, ay=9, arrow=False, xanchor="right", bgcolor=PAPER, borderpad=0, font={"size": 11}
+    )
 
 
 def _add_cache_slopes(plot: _LogLog, hardware: Hardware, main: Roof, low: float) -> list[float]:

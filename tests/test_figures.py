@@ -11,6 +11,7 @@ from llmviewer.analyzing.analysis import analyze
 from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
 from llmviewer.reports import drawing, figures, roofline_points
+from llmviewer.reports.operator_table import number
 from llmviewer.reports.plot import draw, write
 from llmviewer.resource import matrix
 from llmviewer.units import seconds, si
@@ -546,6 +547,29 @@ def test_rooflines_have_a_tick_a_decade(name):
     layout = DRAWN[name]().layout
     assert (layout.xaxis.type, layout.yaxis.type, layout.xaxis.dtick) == ("log", "log", 1)
     assert {"1 T", "10 T"} <= set(layout.yaxis.ticktext)
+
+
+def test_operators_that_move_are_joined_and_ridge_points_are_named():
+    analyses = {quant: analyze("llama-3.1-8b", "h100-sxm", quant=quant, batch=8) for quant in ("W16A16", "fp8")}
+    figure = figures.rooflines(analyses, "decode")
+    joins = next(trace for trace in figure.data if trace.hoverinfo == "skip" and trace.mode == "lines")
+    ends = {
+        quant: next(
+            (point.intensity, point.attainable)
+            for point in roofline_points.points(one.phases.decode)
+            if any(op.name == "down_proj" for op in point.operators)
+        )
+        for quant, one in analyses.items()
+    }
+    assert ends["W16A16"] != ends["fp8"]
+    places = list(zip(joins.x, joins.y, strict=True))
+    assert ends["W16A16"] in places
+    assert places[places.index(ends["W16A16"]) + 1] == ends["fp8"]
+    for quant, one in analyses.items():
+        main = roofline_points.roofs(one.phases.decode, one.setting.linked)[0]
+        (roof,) = (trace for trace in figure.data if trace.name and trace.name.startswith(f"{quant}, ridge point"))
+        assert roof.name == f"{quant}, ridge point {number(main.ridge)} OP/B"
+        assert roof.x[1] == main.ridge
 
 
 @pytest.mark.parametrize("name", DRAWN)

@@ -718,7 +718,7 @@ def test_totals_show_bound_expected_time_interval_and_source():
     found = results.device_results(asked)
     heads, *lines = overview.totals(found, asked)
     assert [head.value for head in heads[:2]] == ["device", "memory"]
-    at = [head.value for head in heads].index("TPOT \N{GREATER-THAN OR EQUAL TO}")
+    at = [head.value for head in heads].index("TPOT >=")
     for one, line in zip(found, lines, strict=True):
         whole = one.analysis.generation
         assert line[at].value == seconds(whole.tpot_s)

@@ -1,9 +1,11 @@
 """The dashboard's comparison: pins in the link, numbers and words that are those of analyze()."""
 
+import base64
 import csv
 import io
 import json
 import re
+import zipfile
 from dataclasses import replace
 
 import pytest
@@ -14,6 +16,9 @@ from llmviewer.analyzing.analysis import analyze
 from llmviewer.units import seconds, si
 
 pytest.importorskip("dash")
+
+from dash._callback_context import context_value
+from dash._utils import AttributeDict
 
 from llmviewer.webapp.app import create
 from llmviewer.webapp.results import device_results, parse_model_file
@@ -127,7 +132,7 @@ def test_numbers_equal_those_of_analyze():
     a = analyze("llama-3.1-70b", "mi300x", batch=16)
     b = analyze("llama-3.1-70b", "mi300x", batch=16, quant="W4A16g128")
     times = a.generation.tpot_s, b.generation.tpot_s
-    assert found["TPOT \N{GREATER-THAN OR EQUAL TO}"] == (
+    assert found["TPOT >="] == (
         seconds(times[0]),
         f"{seconds(times[1])} ({times[1] / times[0]:.3g}x)",
     )
@@ -275,8 +280,8 @@ def test_every_comparison_is_shown(state):
     assert ("compare-times" in page) == (len(state.on) + len(state.pins) > 1)
 
 
-def _press(app, browser, which, at, count):
-    """The page's state after one of the buttons is pressed."""
+def _press(app, browser, which, at, count, names=()):
+    """The page's state after one of the buttons is pressed, or a name is changed."""
     (found,) = [o for o in json.loads(browser.client.get("/_dash-dependencies").data) if "pins.value@" in o["output"]]
     ids = {kind: [{kind: i} for i in range(number)] for kind, number in count.items()}
     inputs = [
@@ -284,13 +289,14 @@ def _press(app, browser, which, at, count):
          for i, one in enumerate(ids[kind])]
         for kind in ("pin", "unpin")
     ]  # fmt: skip
+    inputs.append([{"id": {"pin-name": i}, "property": "value", "value": value} for i, value in enumerate(names)])
     name = found["output"].rpartition(".")[2]
     response = browser.client.post("/_dash-update-component", json={
         "output": found["output"], "outputs": {"id": "pins", "property": name}, "inputs": inputs,
         "state": [
             {"id": part, "property": "data", "value": browser.props[part]["data"]} for part in ("asked", "files")
         ],
-        "changedPropIds": [f'{{"{which}":{at}}}.n_clicks'] if which else [],
+        "changedPropIds": [f'{{"{which}":{at}}}.{"value" if which == "pin-name" else "n_clicks"}'] if which else [],
     })  # fmt: skip
     if response.status_code == 204:
         return False
@@ -314,8 +320,40 @@ def test_buttons_pin_and_unpin_a_setting(app):
     other.props["url"]["search"] = browser.props["url"]["search"]
     other.call("link.data", "url.search")
     assert other.props["pins"]["value"] == "batch=4|on=l4&batch=8"
+    names = {"names": ["first | & more", ""]}
+    assert _press(app, browser, "pin-name", 0, {"pin": 2, "unpin": 2}, **names)
+    named = State.of_link(browser.props["url"]["search"])[0]
+    assert named.pins == ("batch=4&name=first+%7C+%26+more", "on=l4&batch=8")
+    settings, _ = compare.compared_settings(device_results(named), named)
+    assert [one.label for one in settings] == ["A first | & more", "B", "h100-sxm", "l4"]
+    assert not _press(app, browser, "pin-name", 0, {"pin": 2, "unpin": 2}, **names)  # as it is
+    assert _press(app, browser, "pin-name", 0, {"pin": 2, "unpin": 2}, names=["", ""])
+    assert State.of_link(browser.props["url"]["search"])[0].pins == ("batch=4", "on=l4&batch=8")
     assert _press(app, browser, "unpin", 0, {"pin": 2, "unpin": 2})
     assert State.of_link(browser.props["url"]["search"])[0].pins == ("on=l4&batch=8",)
+
+
+def test_inputs_that_differ_stand_in_a_table():
+    settings, _ = compare.compared_settings(device_results(W4), W4)
+    assert compare.inputs_table(settings) == [("", "A", "now"), ("precision", "as published", "W4A16g128")]
+    assert compare.inputs_table(settings[:1]) == []
+
+
+def test_the_report_has_the_pinned_settings_and_their_comparison(app):
+    asked = replace(W4, pins=(f"{W4.pins[0]}&name=before",))
+    save = next(one["callback"].__wrapped__ for key, one in app.callback_map.items() if key == "download.data")
+    context_value.set(AttributeDict(triggered_inputs=[{"prop_id": "save-html.n_clicks"}]))
+    saved = save(1, None, None, asked.link, [])
+    with zipfile.ZipFile(io.BytesIO(base64.b64decode(saved["content"]))) as files:
+        assert sorted(files.namelist()) == ["A.html", "comparison.html", "llama-3.1-70b-mi300x.html"]
+        page = files.read("comparison.html").decode()
+        assert "batch 16" in files.read("A.html").decode()
+    settings, _ = compare.compared_settings(device_results(asked), asked)
+    assert "A before" in page
+    assert all(
+        f">{cell}<" in page.replace("\n", "") for line in compare.numbers_table(settings)[1:] for cell in line[1:]
+    )
+    assert 'id="decode-roofline"' in page
 
 
 def test_the_numbers_are_saved(app):

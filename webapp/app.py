@@ -35,7 +35,7 @@ from .state import State as PageState
 from .tabs import TABS
 from .tabs._components import register_clientside
 from .tabs.timeline import TRACE
-from .views import overview
+from .views import compare, compare_report, overview
 from .words import page_text
 
 _CONTROL_IDS: Final = tuple(fields.control_values(PageState()))  # ids of the controls that show the state
@@ -250,15 +250,17 @@ def _register_saving(app: Dash) -> None:
         render = {"html": REPORT.html, "csv": REPORT.csv, "json": REPORT.json}.get(form)
         if render is None:  # no button was clicked
             raise PreventUpdate
-        analyses = [one.analysis for one in device_results(shown_state(link, files))]
-        model = analyses[0].model.name
-        contents = {f"{model}-{one.hardware.name}.{form}": render(one) for one in analyses}
+        state = shown_state(link, files)
+        shown = device_results(state)
+        model = shown[0].analysis.model.name
+        contents = {f"{model}-{one.analysis.hardware.name}.{form}": render(one.analysis) for one in shown}
+        if form == "html" and (settings := compare.compared_settings(shown, state)[0])[1:]:
+            pinned = [one for one in settings if one.pin >= 0]
+            contents |= {f"{compare.LETTERS[one.pin]}.html": render(one.result.analysis) for one in pinned}
+            contents["comparison.html"] = compare_report.comparison_page(settings, state.phase)
         if len(contents) == 1:
-            return {
-                "content": contents.popitem()[1],
-                "filename": f"{model}-{analyses[0].hardware.name}.{form}",
-                "type": "text/plain",
-            }
+            ((filename, text),) = contents.items()
+            return {"content": text, "filename": filename, "type": "text/plain"}
         return _zipped(f"{model}.zip", contents)
 
 

@@ -29,6 +29,8 @@ TABS: Final = ("overview", "network", "memory", "sweeps", "serving", "compare", 
 SWEEPS: Final = ("batch", "length", "figure-4", "figure-5", "figure-6", "figure-7", "figure-8")
 STEPS: Final = ("mean", "last")  # decode steps by name, beside the first one and that at a context
 MAX_PINS: Final = 6
+MAX_NAME_CHARACTERS: Final = 40  # of a pin
+PIN_NAME: Final = "name"  # key of the name of a pin, in its link
 _MAX_DEVICES: Final = 8
 _MAX_TEXT_CHARACTERS: Final = 300
 _MAX_PIN_CHARACTERS: Final = 700
@@ -330,7 +332,7 @@ class State:
                     values[key] = kind.check(_valid_items(key, kind, kind.read(text), notices))
                 elif kind:
                     values[key] = kind.check(kind.read(text))
-                else:
+                elif key != PIN_NAME:
                     notices.append(f"link: no setting {key[:40]!r}; {_setting_like(key)}")
             except ValueError as error:
                 notices.append(f"link: {key}: {error}; the default is used")
@@ -383,8 +385,8 @@ class State:
     def analysis_inputs(self) -> Self:
         """The state without fields that only select what is shown: equal inputs have equal results."""
         return replace(
-            self, phase="decode", tab="overview", op="", sweep="batch", curves="devices", quants=(), pins=(), passes=0,
-            stage=0, ttft=2048, tpot=64, within="p90",
+            self, phase="decode", tab="overview", op="", sweep="batch", curves="devices", quants=(), pins=(),
+            passes=0, stage=0, ttft=2048, tpot=64, within="p90",
         )  # fmt: skip
 
     @property
@@ -425,6 +427,22 @@ class State:
 
 
 FIELD_TYPES: Final[Mapping[str, Kind]] = {f.name: f.metadata["kind"] for f in fields(State) if f.metadata}
+
+
+def pin_name(pin: str) -> str:
+    """Name of a pin; empty if it has none."""
+    return _printable_name(dict(_pairs(pin, [])).get(PIN_NAME, ""))
+
+
+def renamed_pin(pin: str, name: str) -> str:
+    """The pin with another name; without one if `name` is empty."""
+    parts = [part for part in pin.split("&") if not part.startswith(f"{PIN_NAME}=")]
+    text = _printable_name(name)
+    return "&".join([*parts, *([urlencode({PIN_NAME: text})] if text else [])]) or pin
+
+
+def _printable_name(text: str) -> str:
+    return "".join(filter(str.isprintable, text)).strip()[:MAX_NAME_CHARACTERS]
 
 
 class FieldError(InputError):

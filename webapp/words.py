@@ -10,8 +10,8 @@ from llmviewer._layout import data_dir
 from llmviewer.options import PARAMETERS, RequestOptions
 from llmviewer.parameters import DEGREES, declared
 
-LOWER_BOUND_SIGN: Final = "\N{GREATER-THAN OR EQUAL TO}"
-UPPER_BOUND_SIGN: Final = "\N{LESS-THAN OR EQUAL TO}"
+LOWER_BOUND_SIGN: Final = ">="
+UPPER_BOUND_SIGN: Final = "<="
 _DECLARED: Final = PARAMETERS | declared(RequestOptions)
 _OPTION: Final = r"--[a-z][a-z0-9-]*(?: (?!--|or\b|and\b)[^\s;,()]+)?"
 _OPTIONS: Final = re.compile(rf"(?<![\w`-]){_OPTION}(?: {_OPTION})*")  # with values, such as "--tp 2 --quant fp8"

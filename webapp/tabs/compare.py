@@ -11,7 +11,7 @@ from dash.exceptions import PreventUpdate
 
 from ..page_state import shown_state
 from ..results import DeviceResult
-from ..state import MAX_PINS, State
+from ..state import MAX_NAME_CHARACTERS, MAX_PINS, State, pin_name, renamed_pin
 from ..views import compare
 from ..views.compare import BoundDifference, ComparedSetting
 from ._components import Tab, figure_panel, panel, register_csv, table
@@ -30,9 +30,11 @@ def show(results: tuple[DeviceResult, ...], state: State) -> Component:
     if len(settings) > 1:
         differences = compare.bound_differences(settings, state.phase)
         phase = results[0].phase_name(state.phase)
+        rooflines = compare.roofline_figure(settings, phase)
         parts += [
             panel(
                 html.H3("Differences"),
+                *([table(inputs)] if (inputs := compare.inputs_table(settings)) else []),
                 html.Ul([html.Li(text) for text in compare.difference_sentences(settings)], className="said"),
             ),
             panel(
@@ -49,6 +51,7 @@ def show(results: tuple[DeviceResult, ...], state: State) -> Component:
                 *([html.P(_TOKENS_NOTE, className="soft")]
                   if compare.yields_several_tokens(settings, state.phase) else []),
             ),
+            *([panel(figure_panel("compare-roofline", rooflines))] if rooflines else []),
             panel(
                 html.H3("Operators whose bound changes"),
                 html.P(f"Bound of each operator of {phase}, and its share of the time of the phase.",
@@ -65,6 +68,7 @@ def _settings(settings: list[ComparedSetting], state: State, problems: tuple[str
     full = len(state.pins) >= MAX_PINS
     as_letter = "" if full else f" as {compare.LETTERS[len(state.pins)]}"
     shown_pins = {one.pin for one in settings}
+    names = [pin_name(pin) for pin in state.pins]
     lost = [place for place in range(len(state.pins)) if place not in shown_pins]
     return panel(
         html.H3("Compared settings"),
@@ -72,7 +76,7 @@ def _settings(settings: list[ComparedSetting], state: State, problems: tuple[str
         *(html.P(problem, className="notice", role="alert") for problem in problems),
         html.Ul([
             html.Li([html.Strong(one.name), " ", html.Span(one.description, className="soft"), " ",
-                     *([_unpin_button(one.pin)] if one.pin >= 0 else [])])
+                     *([_name_field(one.pin, names[one.pin]), _unpin_button(one.pin)] if one.pin >= 0 else [])])
             for one in settings
         ], className="said"),
         html.Div([
@@ -80,6 +84,14 @@ def _settings(settings: list[ComparedSetting], state: State, problems: tuple[str
                           id={"pin": place}, type="button", disabled=full) for place, name in enumerate(state.on)),
             *(_unpin_button(place) for place in lost),
         ], className="pins"),
+    )  # fmt: skip
+
+
+def _name_field(place: int, name: str) -> Component:
+    """Field for the name of the pin at a place."""
+    return dcc.Input(
+        id={"pin-name": place}, type="text", value=name, placeholder="name", debounce=True, spellCheck=False,
+        maxLength=MAX_NAME_CHARACTERS, className="pin-name",
     )  # fmt: skip
 
 
@@ -112,20 +124,30 @@ def register(app: Dash) -> None:
         Output("pins", "value", allow_duplicate=True),
         Input({"pin": ALL}, "n_clicks"),
         Input({"unpin": ALL}, "n_clicks"),
+        Input({"pin-name": ALL}, "value"),
         Held("asked", "data"),
         Held("files", "data"),
         prevent_initial_call=True,
     )
-    def pin(pinned: list[int | None], unpinned: list[int | None], link: str, files: Any) -> str:
+    def pin(pinned: list[int | None], unpinned: list[int | None], _names: Any, link: str, files: Any) -> str:
         button = ctx.triggered_id
-        if not button or not any((*pinned, *unpinned)):  # buttons were created, not clicked
+        if not button:
             raise PreventUpdate
         state = shown_state(link, files)
         pins = list(state.pins)
-        if "unpin" in button:
+        if "pin-name" in button:
+            place = button["pin-name"]
+            pins[place : place + 1] = [
+                renamed_pin(pin, ctx.triggered[0]["value"] or "") for pin in pins[place : place + 1]
+            ]
+        elif not any((*pinned, *unpinned)):  # buttons were created, not clicked
+            raise PreventUpdate
+        elif "unpin" in button:
             del pins[button["unpin"] : button["unpin"] + 1]
         elif len(pins) < MAX_PINS and button["pin"] < len(state.on):
             pins.append(state.pin_link(state.on[button["pin"]]))
+        if tuple(pins) == state.pins:  # fields were created, not changed
+            raise PreventUpdate
         return "|".join(pins)
 
     register_csv(

@@ -14,6 +14,7 @@ from ..page_state import shown_state
 from ..results import DeviceResult, device_results
 from ..state import State
 from ..views import overview
+from ..words import LOWER_BOUND_SIGN, UPPER_BOUND_SIGN
 from . import changes, inspector
 from ._components import TAB_KEY_LEAVES_GRID, Tab, figure_panel, panel, register_clientside
 
@@ -27,7 +28,7 @@ _COLUMNS: Final[list[dict[str, Any]]] = [
     {"field": "bound", "minWidth": 74, "cellClassRules": {
         bound: f"params.value == '{bound}'" for bound in ("memory", "compute", "link")
     }},
-    {"field": "time", "headerName": "time ≥", "minWidth": 84, "valueFormatter": _SECONDS,
+    {"field": "time", "headerName": f"time {LOWER_BOUND_SIGN}", "minWidth": 84, "valueFormatter": _SECONDS,
      "sort": "desc"},
     {"field": "share", "minWidth": 62, "headerTooltip": "share of the roofline time of the phase",
      "valueFormatter": _PERCENT},
@@ -41,7 +42,7 @@ _COLUMNS: Final[list[dict[str, Any]]] = [
     {"field": "weights", "headerName": "weights [B]", "minWidth": 74, "valueFormatter": _SI},
     {"field": "activations", "headerName": "activ. [B]", "minWidth": 68, "valueFormatter": _SI},
     {"field": "kv", "headerName": "KV cache [B]", "minWidth": 74, "valueFormatter": _SI},
-    {"field": "attainable", "headerName": "OP/s ≤", "minWidth": 66, "valueFormatter": _SI},
+    {"field": "attainable", "headerName": f"OP/s {UPPER_BOUND_SIGN}", "minWidth": 66, "valueFormatter": _SI},
     {"field": "dtype", "headerName": "computed in", "minWidth": 86},
     {"field": "block", "minWidth": 86}, {"field": "kind", "minWidth": 86},
 ]  # fmt: skip

@@ -17,7 +17,7 @@ from llmviewer.reports.roofline_points import roofs
 from llmviewer.units import fold, seconds, si
 
 from ..results import DeviceResult, device_results
-from ..state import State
+from ..state import State, pin_name
 from ..words import LOWER_BOUND_SIGN, UPPER_BOUND_SIGN, page_text
 
 LETTERS: Final = "ABCDEF"  # of pins
@@ -31,8 +31,8 @@ _AS_PUBLISHED: Final = "as published"
 class ComparedSetting(NamedTuple):
     """A setting in the comparison.
 
-    name   inputs that differ from the other settings, after the letter of a pin
-    label  short name in sentences and figures: letter, "now" or device
+    name   inputs that differ from the other settings, after the label of a pin
+    label  short name in sentences and figures: name or letter of a pin, "now" or device
     pin    index among the pins; -1 for the current setting
     """
 
@@ -90,29 +90,42 @@ def _chosen_context(analysis: Analysis) -> int | None:
     return None if request.kv_len in (None, request.prompt + 1) else request.kv_len
 
 
-# Texts of the inputs in which settings can differ.
-_INPUT_TEXTS: Final[tuple[Callable[[Analysis], str], ...]] = (
-    lambda a: a.model.name,
-    lambda a: a.hardware.name,
-    lambda a: ", ".join(a.inputs["hardware_set"]) or "no what-if",
-    lambda a: (
-        a.inputs["quant"] if a.inputs["quant"] == _AS_PUBLISHED else a.inputs["quant"].replace(f" {_AS_PUBLISHED}", "")
+class _Input(NamedTuple):
+    """An input in which settings can differ: its label and text."""
+
+    label: str
+    text: Callable[[Analysis], str]
+
+
+_INPUTS: Final = (
+    _Input("model", lambda a: a.model.name),
+    _Input("device", lambda a: a.hardware.name),
+    _Input("what-ifs", lambda a: ", ".join(a.inputs["hardware_set"]) or "no what-if"),
+    _Input(
+        "precision",
+        lambda a: (
+            a.inputs["quant"]
+            if a.inputs["quant"] == _AS_PUBLISHED
+            else a.inputs["quant"].replace(f" {_AS_PUBLISHED}", "")
+        ),
     ),
-    lambda a: f"batch {a.request.batch:,}",
-    lambda a: f"prompt {a.request.prompt:,}",
-    lambda a: f"{a.request.gen:,} generated" if a.request.gen else "none generated",
-    lambda a: f"context {_chosen_context(a):,}" if _chosen_context(a) else "the first step",
-    lambda a: a.inputs["layout"] or "one device",
-    lambda a: f"{a.setting.attention} attention",
-    lambda a: f"{a.setting.accounting} accounting",
-    lambda a: f"mla {a.setting.mla}",
-    lambda a: f"skew {a.setting.expert_skew:g}",
-    lambda a: f"{a.request.images} images",
-    lambda a: f"offload {a.inputs['offload']}" if a.inputs["offload"] else "nothing offloaded",
-    lambda a: "token prediction" if a.setting.mtp else "no token prediction",
-    lambda a: "; ".join(a.inputs["techniques"]) or "no technique",
-    lambda a: a.inputs["engine"] or "no engine",
-    lambda a: "" if a.inputs["engine"] else a.setting.library or "most measured library",  # an engine implies its own
+    _Input("batch", lambda a: f"batch {a.request.batch:,}"),
+    _Input("prompt", lambda a: f"prompt {a.request.prompt:,}"),
+    _Input("generated", lambda a: f"{a.request.gen:,} generated" if a.request.gen else "none generated"),
+    _Input("decode step", lambda a: f"context {_chosen_context(a):,}" if _chosen_context(a) else "the first step"),
+    _Input("layout", lambda a: a.inputs["layout"] or "one device"),
+    _Input("attention", lambda a: f"{a.setting.attention} attention"),
+    _Input("accounting", lambda a: f"{a.setting.accounting} accounting"),
+    _Input("latent attention", lambda a: f"mla {a.setting.mla}"),
+    _Input("expert skew", lambda a: f"skew {a.setting.expert_skew:g}"),
+    _Input("images", lambda a: f"{a.request.images} images"),
+    _Input("offload", lambda a: f"offload {a.inputs['offload']}" if a.inputs["offload"] else "nothing offloaded"),
+    _Input("token prediction", lambda a: "token prediction" if a.setting.mtp else "no token prediction"),
+    _Input("techniques", lambda a: "; ".join(a.inputs["techniques"]) or "no technique"),
+    _Input("engine", lambda a: a.inputs["engine"] or "no engine"),
+    _Input(  # an engine implies its own
+        "kernel library", lambda a: "" if a.inputs["engine"] else a.setting.library or "most measured library"
+    ),
 )
 
 _NUMBERS: Final = (
@@ -137,7 +150,8 @@ def compared_settings(results: Sequence[DeviceResult], state: State) -> tuple[li
         pinned_state, notices = State.of_link(pin, state.files)
         problems += [f"{letter}: {notice.removeprefix('link: ')}" for notice in notices]
         try:
-            pinned.append((letter, place, device_results(pinned_state)[0]))
+            label = f"{letter} {pin_name(pin)}".strip()
+            pinned.append((label, place, device_results(pinned_state)[0]))
         except InputError as error:
             problems.append(f"{letter}: {page_text(str(error))}")
     has_unpinned_rival = state.pins and len(results) == 1
@@ -161,14 +175,27 @@ def _differing_inputs(entries: Sequence[DeviceResult]) -> list[str]:
 
     Names of devices if nothing differs.
     """
-    each = [[input_text(one.analysis) for one in entries] for input_text in _INPUT_TEXTS]
-    differing = [values for values in each if len(set(values)) > 1] or [[one.name for one in entries]]
+    differing = [values for _, values in _differing_texts(entries)] or [[one.name for one in entries]]
     first = ", ".join(filter(None, (values[0] for values in differing)))
     others = [
         ", ".join(values[i] for values in differing if values[i] and (values[i] != values[0] or len(set(values)) == 1))
         for i in range(1, len(entries))
     ]
     return [first, *others]
+
+
+def _differing_texts(entries: Sequence[DeviceResult]) -> list[tuple[str, list[str]]]:
+    """Labels of the inputs that differ between settings, with their texts in each."""
+    each = [(one.label, [one.text(entry.analysis) for entry in entries]) for one in _INPUTS]
+    return [(label, texts) for label, texts in each if len(set(texts)) > 1]
+
+
+def inputs_table(settings: Sequence[ComparedSetting]) -> list[tuple[str, ...]]:
+    """Inputs that differ between settings: a line of heads, then one per input; empty if none differs."""
+    lines = [
+        (label, *(text or "-" for text in texts)) for label, texts in _differing_texts([one.result for one in settings])
+    ]
+    return [("", *(one.label for one in settings)), *lines] if lines else []
 
 
 def numbers_table(settings: Sequence[ComparedSetting]) -> list[tuple[str, ...]]:
@@ -221,6 +248,12 @@ def bound_differences(settings: Sequence[ComparedSetting], phase: str) -> list[B
 def times_figure(settings: Sequence[ComparedSetting], phase: str) -> PageFigure:
     """Bars of the time of a phase, one per setting."""
     return page_figure(figures.phase_bars({one.label: one.result.analysis for one in settings}, phase))
+
+
+def roofline_figure(settings: Sequence[ComparedSetting], phase: str) -> PageFigure | None:
+    """Operators of the phase under the roofs of all settings that have it; None if fewer than two have."""
+    analyses = {one.label: one.result.analysis for one in settings if phase in dict(one.result.analysis.phases)}
+    return page_figure(figures.rooflines(analyses, phase)) if len(analyses) > 1 else None
 
 
 def yields_several_tokens(settings: Sequence[ComparedSetting], phase: str) -> bool:

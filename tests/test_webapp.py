@@ -181,6 +181,7 @@ def test_a_technique_names_only_models_that_ship():
         *results.VERBATIM_PARAMETERS,
         "draft",
         "scorer",
+        "router",
         "file",
     }  # look at a further one: can it be a path?
 
@@ -699,7 +700,12 @@ def test_every_technique_can_be_chosen():
         text = fields.techniques_text([name], [])
         assert fields.technique_names([text]) == [name]
         refused[name] = results.problem_of(State(model="llama-3.1-8b", techniques=(text,)))
-    assert {name for name, why in refused.items() if why} == {"mtp", "expert-capacity", "denoising"}  # which it has not
+    assert {name for name, why in refused.items() if why} == {
+        "mtp",
+        "expert-capacity",
+        "denoising",
+        "encoder-exit",
+    }  # which it has not
     assert techniques().keys() - refused.keys() == {"lengths"}
     assert fields.techniques_text(["sparsity", "window"], ["window:size=99", "medusa"]) == "sparsity; window:size=99"
 

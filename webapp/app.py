@@ -251,10 +251,10 @@ def _register_saving(app: Dash) -> None:
         if render is None:  # no button was clicked
             raise PreventUpdate
         state = shown_state(link, files)
-        shown = device_results(state)
-        model = shown[0].analysis.model.name
-        contents = {f"{model}-{one.analysis.hardware.name}.{form}": render(one.analysis) for one in shown}
-        if form == "html" and (settings := compare.compared_settings(shown, state)[0])[1:]:
+        results = device_results(state)
+        model = results[0].analysis.model.name
+        contents = {f"{model}-{one.analysis.hardware.name}.{form}": render(one.analysis) for one in results}
+        if form == "html" and (settings := compare.compared_settings(results, state)[0])[1:]:
             pinned = [one for one in settings if one.pin >= 0]
             contents |= {f"{compare.LETTERS[one.pin]}.html": render(one.result.analysis) for one in pinned}
             contents["comparison.html"] = compare_report.comparison_page(settings, state.phase)

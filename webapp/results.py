@@ -33,7 +33,14 @@ from .state import FILE_PREFIX, MAX_FILE_BYTES, File, State
 from .words import page_text
 
 _LOG: Final = logging.getLogger(__name__)
-VERBATIM_PARAMETERS: Final = ("draft_quant", "scorer_quant", "targets", "tree")  # texts that name no file or model
+VERBATIM_PARAMETERS: Final = (
+    "draft_quant",
+    "scorer_quant",
+    "targets",
+    "tree",
+    "layers",
+    "mix",
+)  # texts that name no file or model
 _MAX_PARAMETER: Final = 131_072  # of a technique; larger numbers of steps take seconds to evaluate
 _MAX_BY_PARAMETER: Final = {"gamma": 64}
 # Fields reset one after another until a link can be analyzed, the likeliest mistakes first.

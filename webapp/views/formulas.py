@@ -46,6 +46,7 @@ STREAMS: Final[Mapping[str, str]] = {  # parts of the workload that some blocks 
     "logit_tokens": "of tokens with logits",
     "replicas": "of {0:,g} ranks",
     "sampled": "for a share of {0:.3g} of the tokens",
+    "sampled_sequences": "for a share of {0:.3g} of the sequences",
     "pass_fraction": "in a share of {0:.3g} of the passes",
     "thinned": "for a share of {0:.3g} of cached and new tokens",
     "single": "of sequences as one token each",

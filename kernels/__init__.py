@@ -44,7 +44,9 @@ _MODULES: Final = {
     "mla_decode": "mla_decode",
     "causal_conv_update": "causal_conv_update",
     "mamba2_update": "mamba2_update",
+    "mamba2_scan": "mamba2_scan",
     "gated_delta_update": "gated_delta_update",
+    "gated_delta_scan": "gated_delta_scan",
     "rope_cache": "rope_cache",
     "decoder_layer": "decoder",
 }

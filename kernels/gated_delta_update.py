@@ -22,7 +22,7 @@ from ..workload import Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 from .mamba2_update import ELEMENTS, softplus
 
-_EPSILON = 1e-6
+NORM_EPSILON = 1e-6
 
 
 @triton.jit
@@ -91,7 +91,7 @@ def plan(
         arguments={
             "qkv_ptr": qkv, "beta_ptr": beta, "decay_ptr": decay, "state_ptr": state, "a_ptr": a_log,
             "bias_ptr": bias, "o_ptr": o, "into_ptr": into, "key_heads": key_heads, "heads": heads,
-            "key_dim": key_dim, "dim": dim, "scale": key_dim**-0.5, "epsilon": _EPSILON,
+            "key_dim": key_dim, "dim": dim, "scale": key_dim**-0.5, "epsilon": NORM_EPSILON,
             "CHANNELS": bias.numel() > heads, "KEY_DIM": pow2(key_dim), "BLOCK_V": block,
         },
     )  # fmt: skip
@@ -111,7 +111,7 @@ def reference(
     sequences, heads, key_dim, dim = state.shape
     q, k, v = qkv.float().split((key_heads * key_dim, key_heads * key_dim, heads * dim), dim=1)
     q, k = (x.view(sequences, key_heads, key_dim).repeat_interleave(heads // key_heads, 1) for x in (q, k))
-    q, k = (x / (x.square().sum(2, keepdim=True) + _EPSILON).sqrt() for x in (q, k))
+    q, k = (x / (x.square().sum(2, keepdim=True) + NORM_EPSILON).sqrt() for x in (q, k))
     rates = torch.nn.functional.softplus(decay.float() + bias.float()).view(sequences, heads, -1)
     decayed = torch.exp(-a_log.float().exp()[:, None] * rates)[:, :, :, None] * state
     missing = v.view(sequences, heads, dim) - torch.einsum("shk,shkv->shv", k, decayed)

@@ -16,6 +16,9 @@ _MAMBA2_OPS, _MAMBA2_STATE = 3 * (2 * 2 * 16 + 2 * 4 * 8 + 2 * 2 * 4 * 8 * 16), 
 _MAMBA2_SMALL = 2 * 3 * 4  # A, D and the bias of the step
 _DELTA = {"B": 3, "heads": 4, "key_heads": 2, "key_dim": 8, "dim": 16}
 _CHANNELS = {"B": 3, "heads": 4, "key_heads": 4, "key_dim": 8, "dim": 8, "channels": 1}
+# 3 tokens of 2 sequences: 6 pairs within a chunk, of C . B of 2 groups and its product with x of 4 heads
+_MAMBA2_SCAN = 2 * (6 * (2 * 2 * 16 + 2 * 4 * 8) + 3 * 4 * 4 * 8 * 16)
+_DELTA_SCAN = 2 * 4 * (6 * (6 * 8 + 4 * 16) + 3 * 6 * 8 * 16)
 _LAYER = {"B": 2, "kv": 5, "hidden": 8, "heads": 2, "kv_heads": 1, "dim": 4, "inner": 16}
 
 COUNTS = [
@@ -159,6 +162,18 @@ COUNTS = [
                 3 * (2 * (3 * 32 + 4 + 32 + 32) + 2 * 4 * 4 * 8 * 8) + 2 * (4 + 32),
             )
         ],
+    ),
+    # tokens move, and the state of a sequence once, in and out
+    (
+        "mamba2_scan",
+        case("fp16", **_MAMBA2 | {"B": 2}, T=3),
+        [(_MAMBA2_SCAN, 2 * (3 * 2 * (32 + 64 + 4 + 32) + _MAMBA2_STATE) + _MAMBA2_SMALL)],
+    ),
+    # the corrections that pass from one launch to the next are no bytes of the operator
+    (
+        "gated_delta_scan",
+        case("fp16", **_DELTA | {"B": 2}, T=3),
+        [(_DELTA_SCAN, 2 * (3 * 2 * (2 * 2 * 8 + 4 * 16 + 4 + 4 + 4 * 16) + 2 * 4 * 4 * 8 * 16) + 2 * 2 * 4)],
     ),
     # a comparison each; 8 OPs each, and a temperature, k, p and u for each row; a token of 4 bytes
     ("argmax", case("bf16", rows=3, vocab=10), [(30, 2 * 30 + 4 * 3)]),

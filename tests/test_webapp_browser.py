@@ -129,7 +129,7 @@ def test_a_node_a_row_and_a_point_show_their_operator(page, server):
 def test_click_on_a_narrow_page_scrolls_to_the_inspector(page, server):
     page.set_viewport_size({"width": 400, "height": 900})
     open_page(page, server)
-    page.evaluate("document.querySelector('#operators').scrollIntoView()")  # rows are drawn when they are seen
+    page.locator("#operators").evaluate("table => table.scrollIntoView()")  # rows are drawn when they are seen
     page.click("#operators .ag-row:has-text('lm_head') .ag-cell >> nth=0")
     page.wait_for_function("document.querySelector('#inspected').innerText.startsWith('lm_head')")
     page.wait_for_function("Math.abs(document.querySelector('.inspector').getBoundingClientRect().top) < 2")

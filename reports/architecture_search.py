@@ -55,8 +55,8 @@ def _outcome(result: ArchitectureSearch) -> str:
     if largest.evaluation.expected is None:
         return sentence
     if expected is None:
-        return f"{sentence} None of the front meets the targets as expected."
-    return f"{sentence} Largest of the front as expected: {_named(expected)}, {_size(expected, result)}."
+        return f"{sentence} None that was evaluated meets the targets as expected."
+    return f"{sentence} Largest as expected: {_named(expected)}, {_size(expected, result)}."
 
 
 def _named(one: Shape) -> str:
@@ -72,15 +72,16 @@ def tables(result: ArchitectureSearch) -> list[Table]:
     if not result.front:
         return []
     time = _TIMES[result.by]
+    has_other = len(result.shapes) > len(result.front)
     extent = f"{len(result.front)} of {counted(result.front_size, 'shape')}" if _is_part(result) else "All shapes"
     return [
         Table(
-            title="Pareto front, the fastest first",
-            about=f"{extent} that fit and meet the targets, and than which none is faster and larger. Size: "
-            f"{_PROXIES[result.proxy]}. Expected: whether it meets the targets as expected.",
+            title=f"Pareto front at the bound{', and the largest as expected' * has_other}, the fastest first",
+            about=f"{extent} that fit and meet the targets at the bound, and than which none is faster and larger. "
+            f"Size: {_PROXIES[result.proxy]}. Within: whether it meets the targets as expected.",
             head=(*result.space.axes, "size", "params", f"{time} >=", "expected", "within", "memory"),
             words=("within",),
-            body=tuple(_row(one, result) for one in result.front),
+            body=tuple(_row(one, result) for one in result.shapes),
         ).without(*(() if result.targets.given() else ("within",)))
     ]
 

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import plotly.graph_objects as go
 
-from llmviewer.sweeping.search import PROXIES, ArchitectureSearch
+from llmviewer.sweeping.search import PROXIES, ArchitectureSearch, Shape
 from llmviewer.units import seconds, si
 
 from .drawing import BLUE, GREEN, INK, ORANGE, VERMILLION, frame, log_axis, plain
@@ -28,17 +28,18 @@ def front_figure(result: ArchitectureSearch, time: str, proxy: str) -> go.Figure
         x=times[drawn], y=sizes[drawn], mode="markers", name="candidates at the bound", hoverinfo="skip",
         marker={"color": INK, "size": 4, "opacity": 0.25},
     )  # fmt: skip
-    named = [", ".join(f"{axis} {value}" for axis, value in one.axes.items()) for one in result.front]
+    named = list(map(_named, result.front))
     bounds = [one.bound_s(result.by) for one in result.front]
     figure.add_scatter(
         x=bounds, y=[one.proxy for one in result.front], mode="lines+markers", name="front at the bound",
         line={"color": BLUE, "width": 1, "shape": "hv"}, hovertext=named, hovertemplate="%{hovertext}<extra></extra>",
     )  # fmt: skip
-    expected = [(each, one) for one in result.front if (each := one.expected(result.by))]
+    expected = [(each, one) for one in result.shapes if (each := one.expected(result.by))]
     if expected:
         figure.add_scatter(
             x=[float(each.expected) for each, _ in expected], y=[one.proxy for _, one in expected], mode="markers",
-            name="front as expected", marker={"color": ORANGE, "symbol": "diamond", "size": 8}, hovertext=named,
+            name="as expected", marker={"color": ORANGE, "symbol": "diamond", "size": 8},
+            hovertext=[_named(one) for _, one in expected],
             hovertemplate="%{hovertext}<extra></extra>",
         )  # fmt: skip
     base = result.base
@@ -57,3 +58,7 @@ def front_figure(result: ArchitectureSearch, time: str, proxy: str) -> go.Figure
     figure.update_xaxes(title_text=time, **log_axis(every + [limit] * bool(limit), seconds, max_ticks=4))
     figure.update_yaxes(title_text=proxy, **log_axis([*sizes[drawn], base.proxy], si))
     return figure
+
+
+def _named(one: Shape) -> str:
+    return ", ".join(f"{axis} {value}" for axis, value in one.axes.items())

@@ -67,6 +67,21 @@ def test_the_front_is_that_of_all_pairs_and_monotone():
     assert expected.proxy < found.largest.proxy
 
 
+def test_the_largest_as_expected_is_that_of_all_candidates():
+    """Deep, thin shapes are further from their bounds, so it need not be on the front of bounds."""
+    axes = {"depth": [4, 8, 16, 32], "width": [512, 1024, 2048], "experts": [4, 8]}
+    found = llmviewer.search("mixtral-8x7b", "h100-sxm", axes, tpot=0.002, gen=16, proxy="active")
+    each = [
+        Evaluation.of(Setting.of(found.space.candidate(int(index)), "h100-sxm"), Request(gen=16))
+        for index in found.indices
+    ]
+    sizes = found.numbers.active_parameters
+    within = [size for one, size in zip(each, sizes, strict=True) if one.fits and one.expected.tpot_s <= 0.002]
+    assert 0 < len(within) < found.within
+    assert found.largest_expected.proxy == pytest.approx(max(within), rel=1e-9)
+    assert found.largest_expected.proxy < found.largest.proxy
+
+
 def test_what_is_not_varied_follows_the_width():
     space = ShapeSpace.of("llama-3-8b", {"width": [2048, 3072]})
     assert space.changes(0) == {
@@ -109,11 +124,15 @@ def test_the_command_writes_every_format(tmp_path, capsys):
     assert document["candidates"] == 9
     assert document["inputs"]["over"] == {"depth": [4, 8, 12], "width": [256, 512, 768]}
     assert document["inputs"]["by"] == "ttft"
-    assert document["front"][-1]["depth"] == document["largest"]["depth"]
+    assert [one["depth"] for one in document["shapes"] if one["on_front"]][-1] == document["largest"]["depth"]
     for ending in ("html", "md", "csv"):
         assert main([*words, "-o", str(tmp_path / f"found.{ending}")]) == 0
     assert "plotly" in (tmp_path / "found.html").read_text(encoding="utf-8")
-    assert (tmp_path / "found.csv").read_text(encoding="utf-8").startswith("depth,width,parameters,proxy_parameters")
+    assert (
+        (tmp_path / "found.csv")
+        .read_text(encoding="utf-8")
+        .startswith("depth,width,on_front,parameters,proxy_parameters")
+    )
 
 
 def test_a_report_says_when_nothing_fits_or_is_fast_enough():

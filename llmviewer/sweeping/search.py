@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from math import inf
@@ -30,7 +29,11 @@ SCHEMA_VERSION: Final = 1  # of to_dict()
 PROXIES: Final[Mapping[str, str]] = {  # proxies of quality: columns of the candidates
     "layers": "layer_parameters", "active": "active_parameters", "all": "parameters",
 }  # fmt: skip
-_MAX_SHOWN: Final = 12  # shapes of the front that are evaluated, beside the largest within the targets as expected
+_MAX_SHOWN: Final = 12  # shapes of the front that are evaluated
+_MAX_TRIED: Final = 48  # shapes that are evaluated for the largest within the targets as expected
+_TRIED_TOGETHER: Final = 6  # of them at once
+_MIN_FITTED: Final = 3  # shapes from which expected times are predicted
+_MARGIN: Final = 1.05  # over the target up to which a predicted time is worth a try
 _MAX_LOWERED: Final = 20_000  # candidates that are lowered one by one: some minutes
 
 
@@ -54,13 +57,15 @@ class ShapeTargets:
 
 @frozen(kw_only=True)
 class Shape:
-    """A candidate of the front, evaluated on its own.
+    """A candidate, evaluated on its own.
 
     axes   its values of the axes; empty for the model itself
+    place  its place among the numbers of all candidates; -1 for the model itself
     proxy  its parameters that stand for quality
     """
 
     axes: Mapping[str, int]
+    place: int
     proxy: int
     evaluation: Evaluation = field(repr=False)
 
@@ -92,7 +97,7 @@ class ArchitectureSearch(Rows):
     numbers     bounds, memory and parameters of the others, and `indices` of them among all combinations
     front       shapes that fit and meet the targets, none of which another beats in time and proxy; fastest first
     front_size  number of shapes on the front, of which `front` has some
-    largest_expected  the largest of the evaluated shapes of the front that meets the targets as expected; None if none
+    largest_expected  the largest evaluated shape that meets the targets as expected, of the front or not; None if none
                 does
     """
 
@@ -132,6 +137,13 @@ class ArchitectureSearch(Rows):
         return self.front[-1] if self.front else None
 
     @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The evaluated shapes of the front and the largest as expected, fastest first."""
+        best = self.largest_expected
+        every = {one.place: one for one in (*self.front, *((best,) if best else ()))}
+        return tuple(sorted(every.values(), key=lambda one: (one.bound_s(self.by), one.proxy)))
+
+    @property
     def inputs(self) -> dict[str, Any]:
         """The inputs of the JSON document."""
         over = {axis: list(values) for axis, values in self.space.axes.items()}
@@ -141,12 +153,14 @@ class ArchitectureSearch(Rows):
         }  # fmt: skip
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each shape of the front that was evaluated, in SI units."""
-        for one in self.front:
+        """A row for each of `shapes`, in SI units."""
+        on_front = {one.place for one in self.front}
+        for one in self.shapes:
             bounds, expected = one.evaluation.bounds.numbers(), one.evaluation.expected
             times = expected.numbers() if expected else dict.fromkeys(bounds)
             yield {
                 **one.axes,
+                "on_front": one.place in on_front,
                 "parameters": one.model.parameters,
                 "proxy_parameters": one.proxy,
                 **bounds,
@@ -170,7 +184,7 @@ class ArchitectureSearch(Rows):
             "front_size": self.front_size,
             "largest": dict(self.largest.axes) if self.largest else None,
             "largest_expected": dict(self.largest_expected.axes) if self.largest_expected else None,
-            "front": list(self.rows()),
+            "shapes": list(self.rows()),
         })  # fmt: skip
 
 
@@ -217,35 +231,62 @@ def search(
 
     numbers, indices = _numbers(space, lower, request)
     times, sizes = getattr(numbers, f"{objective}_s"), getattr(numbers, PROXIES[proxy])
-    front = _front(times, sizes, np.flatnonzero(_within(numbers, targets, base.hardware)))
+    within = np.flatnonzero(_within(numbers, targets, base.hardware))
+    front = _front(times, sizes, within)
 
-    def shape(position: int) -> Shape:
-        index = int(indices[front[position]])
+    def shape(place: int) -> Shape:
+        index = int(indices[place])
         axes = {axis: int(space.columns[axis][index]) for axis in space.axes}
         return Shape(
-            axes=axes, proxy=round(float(sizes[front[position]])), evaluation=Evaluation.of(lower(index), request)
+            axes=axes, place=place, proxy=round(float(sizes[place])), evaluation=Evaluation.of(lower(index), request)
         )
 
-    shapes = {position: shape(position) for position in _spread(front.size)}
-    itself = Shape(axes={}, proxy=_proxy(base, request, proxy), evaluation=Evaluation.of(base, request))
-    expect_together([itself.evaluation, *(one.evaluation for one in shapes.values())])
-
-    def misses(position: int) -> bool:
-        if position not in shapes:
-            shapes[position] = shape(position)
-        return not targets.met(shapes[position].evaluation.likely)
-
-    bisect_left(range(front.size), True, key=misses)  # evaluates the shapes where the targets begin to be missed
-    evaluated = [shapes[position] for position in sorted(shapes)]
-    largest = next((one for one in reversed(evaluated) if targets.met(one.evaluation.likely)), None)
-    front_shapes = [
-        one for position, one in sorted(shapes.items()) if position in _spread(front.size) or one is largest
-    ]
+    front_shapes = [shape(int(front[position])) for position in _spread(front.size)]
+    itself = Shape(axes={}, place=-1, proxy=_proxy(base, request, proxy), evaluation=Evaluation.of(base, request))
+    expect_together([itself.evaluation, *(one.evaluation for one in front_shapes)])
+    tried = [*front_shapes, *_tried(numbers, within, sizes, shape, front=front_shapes, targets=targets, by=objective)]
+    meeting = [one for one in tried if targets.met(one.evaluation.likely)]
     return ArchitectureSearch(
         space=space, hardware=base.hardware, request=request, targets=targets, by=objective, proxy=proxy, base=itself,
-        refused=len(space.refused) - indices.size, numbers=numbers, indices=indices,
-        front=tuple(front_shapes), front_size=front.size, largest_expected=largest,
+        refused=len(space.refused) - indices.size, numbers=numbers, indices=indices, front=tuple(front_shapes),
+        front_size=front.size, largest_expected=max(meeting, key=lambda one: one.proxy, default=None),
     )  # fmt: skip
+
+
+def _tried(
+    numbers: Columns,
+    within: Indices,
+    sizes: Any,
+    shape: Callable[[int], Shape],
+    *,
+    front: Sequence[Shape],
+    targets: ShapeTargets,
+    by: Objective,
+) -> list[Shape]:
+    """Shapes that may be the largest within the targets as expected, evaluated until one is.
+
+    They are tried in the order of their size. Which are worth a try is predicted from their bound and number of
+    launches, by the least squares of the shapes of the front; no prediction is shown.
+    """
+    limit = getattr(targets, f"{by}_s")
+    times = [(one.expected(by), one.place) for one in front]
+    expected_times = [(interval.expected, place) for interval, place in times if interval]
+    if limit == inf or len(expected_times) < _MIN_FITTED:
+        return []
+    causes = np.stack([getattr(numbers, f"{by}_s"), numbers.launches], axis=1)
+    factors, *_ = np.linalg.lstsq(
+        causes[[place for _, place in expected_times]], np.array([s for s, _ in expected_times]), rcond=None
+    )
+    promising = within[causes[within] @ factors <= _MARGIN * limit]
+    order = promising[np.argsort(-sizes[promising], kind="stable")][:_MAX_TRIED]
+    tried: list[Shape] = []
+    for start in range(0, order.size, _TRIED_TOGETHER):
+        group = [shape(int(place)) for place in order[start : start + _TRIED_TOGETHER]]
+        expect_together(one.evaluation for one in group)
+        tried += group
+        if any(targets.met(one.evaluation.likely) for one in group):
+            break
+    return tried
 
 
 def _objective(by: str, targets: ShapeTargets, model: Model) -> Objective:

@@ -62,6 +62,7 @@ class Columns:
     parameters                 all parameters
     layer_parameters           those of layers, without embedding tables and head
     active_parameters          those of layers that a token uses
+    launches                   launches of a decode step, or of the one pass of a model that does not generate
     """
 
     ttft_s: Array
@@ -71,6 +72,7 @@ class Columns:
     parameters: Array
     layer_parameters: Array
     active_parameters: Array
+    launches: Array
 
     @classmethod
     def joined(cls, each: Sequence[Columns]) -> Columns:
@@ -140,11 +142,12 @@ def _lowered(setting: Setting, request: Request) -> _LoweredNumbers:
         footprint = Footprint(stages=(memory(values),), layout=layout)
         nbytes: Any = footprint.total_bytes(gen=request.longest - request.prompt, **lengths)
         every, layers, active = parameters(values)
+        counts: Any = sum(count for _, count in decode(values).launches)
         with np.errstate(invalid="ignore"):
             tpot = np.divide(steps, gen - 1)
         return Columns(
             ttft_s=first, tpot_s=tpot, latency_s=first + steps, total_bytes=nbytes, parameters=every,
-            layer_parameters=layers, active_parameters=active,
+            layer_parameters=layers, active_parameters=active, launches=counts,
         )  # fmt: skip
 
     return _LoweredNumbers(structure=tuple(numbers.structure), values=np.array(numbers.values), columns=columns)

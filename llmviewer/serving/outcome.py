@@ -334,7 +334,7 @@ class Simulation(Rows):
             yield f"Batch limit (a request waits at max batch {self.max_batch} for {blocked_by_limit:.0%} of the time)."
         if self.policy.drains and queue_s > prefill_s:
             yield f"Static batches (mean queue time {seconds(queue_s)}, until the batch before ends)."
-        if queue_s > prefill_s:
+        if queue_s > max(prefill_s, _NOTABLE_SHARE * float(np.mean(self.latency_s))):
             yield f"Queueing (mean queue time {seconds(queue_s)}, mean prefill time {seconds(prefill_s)})."
         if usage.written > len(self.traffic) and usage.reading_s / busy > _NOTABLE_PREFILL_SHARE:
             yield f"Prefill ({usage.reading_s / busy:.0%} of the busy time is prefill steps, which stall decoding)."

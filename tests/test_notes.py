@@ -10,6 +10,7 @@ import llmviewer
 from llmviewer import analyze
 from llmviewer.devices.files import load_hardware
 from llmviewer.expectation.kernels import Kernels
+from llmviewer.reports.operator_table import COLUMNS, rows
 from llmviewer.units import si
 
 _STANDS_IN = "no measured kernel for "
@@ -160,3 +161,18 @@ def test_operators_that_an_engine_runs_in_one_launch_are_named():
     assert "one launch" not in " ".join(analyze("qwen3-8b", "rtx-4090", quant="Q4_K_M", engine="llama.cpp").notes)
     alone = " ".join(analyze("llama-2-7b", "a100-sxm-80gb", engine="huggingface").notes)
     assert "one launch" not in alone  # PyTorch launches every operator by itself
+
+
+def test_tables_mark_operators_in_the_launch_of_the_row_above():
+    """Each launch of an engine has one number in the column of launches, that of its first operator."""
+    engine, plain = (analyze("qwen3-32b", "h100-sxm", layout="tp=2", engine=name) for name in ("vllm", ""))
+    phase = engine.phases.decode
+    shared = {op.name: op.shared_launch for op in phase.operators if op.shared_launch}
+    assert shared == dict.fromkeys(("q_proj", "k_proj", "v_proj"), "q_proj+k_proj+v_proj") | dict.fromkeys(
+        ("gate_proj", "up_proj"), "gate_proj+up_proj"
+    )
+    column = COLUMNS.index("x")
+    marked = [row[0].text for row in rows(phase, per_call=False) if row[column].text == "+"]
+    assert marked == ["k_proj", "v_proj", "up_proj"]
+    assert {op.shared_launch for op in plain.phases.decode.operators} == {""}
+    assert not any(row[column].text == "+" for row in rows(plain.phases.decode, per_call=False))

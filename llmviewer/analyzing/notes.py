@@ -320,7 +320,8 @@ def _merged_launches(evaluation: Evaluation) -> list[str]:
     )
     if not names:
         return []
-    return [f"one launch of {setting.engine.title} each, whose expected time its operators share: {', '.join(names)}"]
+    launches = f"one launch of {setting.engine.title} each, whose expected time its operators share (+ in the tables)"
+    return [f"{launches}: {', '.join(names)}"]
 
 
 def _slow_experts(evaluation: Evaluation) -> list[str]:

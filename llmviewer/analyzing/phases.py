@@ -50,6 +50,8 @@ class OperatorResult:
                           and expected_high_s, which is None if only the bound is known
     regime                "latency" if fixed costs dominate the expected time, else `bound`
     share                 share of the phase's bound
+    shared_launch         names of the operators that the engine runs in its launch, joined by "+"; "" if there is no
+                          other, and without an engine
     """
 
     name: str
@@ -77,6 +79,7 @@ class OperatorResult:
     expectation_source: str
     regime: str | None
     share: float
+    shared_launch: str
     per_call: PerCall
 
 
@@ -173,8 +176,23 @@ def phase(evaluation: Evaluation, name: str, compute_advice: Callable[[], str]) 
         micro_batches=int(setting.layout.micro_batch_count(evaluation.batch)),
         time_s=float(evaluation.pass_s(name)),
         interval=evaluation.expected_pass_s(name),
+        shared=_shared_launches(evaluation, name),
         compute_advice=compute_advice,
     )
+
+
+def _shared_launches(evaluation: Evaluation, name: str) -> dict[int, str]:
+    """Names of the operators that share a launch of the engine, by the index of each."""
+    kernels = evaluation.setting.kernels
+    if evaluation.setting.engine is None or kernels is None or isinstance(kernels.device, str):
+        return {}
+    launched = evaluation.launched(name, kernels)
+    shared: dict[int, str] = {}
+    for launch in launched.launches:
+        if len(launch.members) > 1:
+            names = "+".join(launched.operators[member].operator.name for member in launch.members)
+            shared |= dict.fromkeys(launch.members, names)
+    return shared
 
 
 def mixed_phase(setting: Setting, workload: Workload) -> Phase:
@@ -193,6 +211,7 @@ def mixed_phase(setting: Setting, workload: Workload) -> Phase:
         micro_batches=1,
         time_s=float(setting.plan.pipelined_s(setting.plan.values(workload), 1, autoregressive=False)),
         interval=modelled_pass.pipelined_s(1, autoregressive=False) if modelled_pass else None,
+        shared={},
         compute_advice=str,
     )
 
@@ -206,6 +225,7 @@ def _phase(
     micro_batches: int,
     time_s: float,
     interval: Interval | None,
+    shared: Mapping[int, str],
     compute_advice: Callable[[], str],
 ) -> Phase:
     """A phase from its estimate; lengths of several groups of sequences are means over all sequences."""
@@ -224,7 +244,10 @@ def _phase(
         **_interval_fields(interval),
         q_len=round(sum(float(group.batch * group.q_len) for group in workload.groups) / sequences),
         kv_len=round(sum(float(group.batch * group.kv_len) for group in workload.groups) / sequences),
-        operators=tuple(_operator(row, each, total) for row, each in zip(estimate.rows, expected, strict=True)),
+        operators=tuple(
+            _operator(row, each, total, shared.get(place, ""))
+            for place, (row, each) in enumerate(zip(estimate.rows, expected, strict=True))
+        ),
         total=total,
         workload=workload,
         compute_advice=compute_advice,
@@ -236,7 +259,7 @@ def _interval_fields(interval: Interval | None) -> dict[str, Any]:
     return {f"expected{end or '_time'}_s": value for end, value in ends(interval).items()}
 
 
-def _operator(row: OperatorEstimate, launch: ExpectedLaunch | None, phase: Total) -> OperatorResult:
+def _operator(row: OperatorEstimate, launch: ExpectedLaunch | None, phase: Total, shared_launch: str) -> OperatorResult:
     n = row.repeat
     limiting = row.limiting
     expectation = launch if phase.expected_time_s is not None else None
@@ -261,6 +284,7 @@ def _operator(row: OperatorEstimate, launch: ExpectedLaunch | None, phase: Total
         expectation_source=launch.source if launch else phase.expectation_source,
         regime=_regime(row, expectation) if expectation else None,
         share=float(n * row.time_s / phase.bound_time_s),
+        shared_launch=shared_launch,
         per_call=PerCall(**{f: float(getattr(row, f)) for f in _SUMS}, bound_time_s=float(row.time_s)),
     )
 

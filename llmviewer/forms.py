@@ -232,7 +232,7 @@ CONTEXT_INDEPENDENT: Final = frozenset(
 ADDITIVE: Final = frozenset((
     "sequences", "tokens", "logits", "pairs", "cells", "kv_tokens", "kv_streams", "kv_pages", "chunked_pairs",
     "chunked_kv", "chosen_kv", "touched_kv", "near_pairs", "chunk_pairs", "cross_pairs", "source_kv", "source_tokens",
-    "fft",
+    "fft", "history_fft",
 ))  # fmt: skip
 """Features whose value for a pass is the sum of those for each of its groups of sequences."""
 
@@ -302,6 +302,16 @@ def any_of(share: float) -> Form:
 def table_rows(rows: int) -> Form:
     """Distinct rows of a table of `rows` rows read for one look-up per token, at most."""
     return _feature("table_rows", rows)
+
+
+def history_fft() -> Form:
+    """Sum of n log2 n over sequences, with n points of a Fourier transform, two per token of the whole context."""
+    return _feature("history_fft")
+
+
+def longest_context() -> Form:
+    """Tokens of the longest sequence."""
+    return _feature("longest_context")
 
 
 def fft() -> Form:

@@ -131,6 +131,11 @@ class Spans:
         points = 2 * np.maximum(self.q_len, 1)
         return np.where(np.greater(self.q_len, 1), points * np.log2(points), 0)
 
+    def history_fft(self) -> Num:
+        points = 2 * np.maximum(self.kv_len, 1)
+        terms: Num = np.minimum(self.q_len, 1) * points * np.log2(points)
+        return terms
+
 
 @frozen(kw_only=True)
 class Sequences(Spans):
@@ -388,6 +393,14 @@ class Workload:
     def fft(self) -> Num:
         """Sum of n log2 n over sequences, with n twice the new tokens (zero-padded); 0 for one token."""
         return self._sum(lambda s: s.fft())
+
+    def history_fft(self) -> Num:
+        """Sum of n log2 n over sequences, with n twice the tokens of the context (zero-padded)."""
+        return self._sum(lambda s: s.history_fft())
+
+    def longest_context(self) -> Num:
+        """Tokens of the longest sequence."""
+        return reduce(np.maximum, (np.minimum(s.q_len, 1) * s.kv_len for s in self.groups))
 
     def _sum(self, f: Callable[[Spans], Num]) -> Num:
         return reduce(add, (s.batch * f(s) for s in self.groups))

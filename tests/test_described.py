@@ -143,6 +143,15 @@ PARTS = [  # where it stands, part, its parameters, bytes of cache per token
         D * 192 + 192 + 192 * 4 + D + 2 * (4 * 4 * 2) + D * D + D,  # 4 filters of 4 complex modes
         0,
     ),
+    ("mixer", "{kind: s4, states: 4}", D + 2 * (D * 4 * 2) + D * 128 + 128, 0),
+    ("mixer", "{kind: s4, states: 4, glu: false}", D + 2 * (D * 4 * 2) + D * D + D, 0),
+    ("mixer", "{kind: h3, taps: 3, states: 4}", 4 * (D * D + D) + D * 3 + D + D + 2 * (D * 4 * 2), 0),
+    (
+        "mixer",
+        "{kind: implicit_hyena, taps: 3, features: 5, inner: 16, depth: 1}",
+        D * 192 + 192 + 192 * 3 + 192 + D + 16 * 5 + 16 * 16 + D * 16 + 2 * 16 + D * D + D,
+        D * 2,  # what is convolved
+    ),
     ("mixer", "{kind: short_conv, taps: 3, bias: true}", D * 192 + 192 + D * 4 + D * D + D, 0),
     ("feed_forward", "{kind: mlp, inner: 96}", 2 * D * 96, 0),
     ("feed_forward", "{kind: mlp, inner: 96, act: gelu, gated: true, bias: true}", 3 * D * 96 + 2 * 96 + D, 0),

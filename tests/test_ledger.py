@@ -732,6 +732,44 @@ def test_q_s4_15_a_long_convolution_is_n_log_n():
     assert slope(found, "prefill", LENGTHS, kinds=("conv",)) == pytest.approx(1, abs=0.1)
 
 
+def mixed(tmp_path, mixer, width=64):
+    """A layer of `mixer`."""
+    layers = [{"mixer": mixer, "feed_forward": {"kind": "mlp", "inner": 4 * width}}]
+    config = {"model_type": "described", "torch_dtype": "float16", "vocab_size": 100, "hidden_size": width}
+    path = tmp_path / f"mixed-{width}.yaml"
+    document = {"name": path.stem, "title": "Mixed", "source": {"repository": "none", "file": path.name}}
+    path.write_text(yaml.safe_dump({**document, "config": {**config, "layers": layers}}), encoding="utf-8")
+    return setting(load_model(str(path)))
+
+
+@pytest.mark.parametrize("mixer", [{"kind": "s4", "states": 32}, {"kind": "h3", "taps": 64, "states": 32}])
+def test_q_s4_15_state_spaces_are_d_squared_of_a_step_at_any_length(tmp_path, mixer):
+    """S4 of table 2: n d^2 of a prefill, but for the transforms of n d log n, and d^2 of a step."""
+    found, wide = (mixed(tmp_path, mixer, width) for width in (1024, 2048))
+    assert slope(found, "decode", LENGTHS) == pytest.approx(0, abs=1e-9)
+    assert slope(found, "prefill", LENGTHS, kinds=("linear",)) == pytest.approx(1)
+    assert slope(found, "prefill", LENGTHS) == pytest.approx(1, abs=0.03)
+    asked = Workload.decode(batch=1, kv_len=4096)
+    steps = [sum(float(row.ops) for row in one.decode_plan.estimate(asked).operators if row.operator.kind == "linear")
+             for one in (found, wide)]  # fmt: skip
+    assert steps[1] / steps[0] == pytest.approx(4, rel=0.001)
+
+
+def test_q_s4_15_an_implicit_filter_is_n_log_n_of_a_prefill_and_of_each_step(tmp_path):
+    """Hyena of table 2, whose inference is a convolution: n d log n, and as much for a token."""
+    found = mixed(tmp_path, {"kind": "implicit_hyena", "taps": 3})
+    for phase in ("prefill", "decode"):
+        ops = []
+        for n in LENGTHS:
+            asked = Workload.prefill(batch=1, prompt=n) if phase == "prefill" else Workload.decode(batch=1, kv_len=n)
+            rows = found.plan_of(phase).estimate(asked).operators
+            ops.append(next(float(row.ops) for row in rows if row.operator.name == "long_filter"))
+        each = [amount / (n * np.log2(2 * n)) for amount, n in zip(ops, LENGTHS, strict=True)]
+        assert max(each) / min(each) < 1.01, phase
+        assert each[0] == pytest.approx(64 * 5 * 2, rel=0.03)  # u and back, 2.5 n log n each, of 2 n points
+    assert found.model.kv_bytes_per_token == 2 * 64
+
+
 @pytest.mark.parametrize(
     ("name", "techniques", "prefill", "decode"),
     [

@@ -36,7 +36,19 @@ from .blocks.feed_forward import Experts, Mlp
 from .blocks.fields import decoder
 from .blocks.moe import checked_top_k, groups
 from .blocks.parts import NormKind
-from .blocks.recurrent import ChannelMix, Hyena, Kda, LightningAttention, Retention, Rwkv4, Rwkv6, Rwkv7
+from .blocks.recurrent import (
+    H3,
+    ChannelMix,
+    Hyena,
+    ImplicitHyena,
+    Kda,
+    LightningAttention,
+    Retention,
+    Rwkv4,
+    Rwkv6,
+    Rwkv7,
+    StateSpace,
+)
 from .blocks.state_space import GatedDeltaNet, GatedLinearRecurrence, Mamba, Mamba2, ShortConvMixer
 
 MIXERS: Final[Mapping[str, type[Any]]] = {
@@ -52,7 +64,10 @@ MIXERS: Final[Mapping[str, type[Any]]] = {
     "rwkv4": Rwkv4,
     "rwkv6": Rwkv6,
     "rwkv7": Rwkv7,
+    "s4": StateSpace,
+    "h3": H3,
     "hyena": Hyena,
+    "implicit_hyena": ImplicitHyena,
     "short_conv": ShortConvMixer,
 }
 FEED_FORWARD: Final[Mapping[str, type[Any]]] = {"mlp": Mlp, "experts": Experts, "channel_mix": ChannelMix}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar, Self
 
-from ..forms import TOKENS, Form, fft
+from ..forms import TOKENS, Form, fft, history_fft
 from ..records import frozen
 from ..resource import Resource, vector
 from .base import Operator, Sharding, Tensor
@@ -65,3 +65,21 @@ class LongConv(Operator):
 
     def cut(self, part: int, width: int) -> Self:
         return replace(self, channels=self.channels * part // width)
+
+
+@frozen(kw_only=True)
+class ImplicitConv(Operator):
+    """y[t] = gate[t] (sum over s of h[t - s] u[s] + d u[t]), per channel, with a filter h as long as the context.
+
+    A function of the position makes h, so no state sums up the past: every pass, of a single token too, transforms the
+    whole u and its product with the spectrum of h back, by real FFTs of 2.5 n log2 n OPs each (arXiv:2302.10866,
+    section 3.3). Four more OPs per channel and token are d u, its addition, the gate and its product. Not counted: a
+    few OPs per point for spectra and their products.
+    """
+
+    sharding: ClassVar[Sharding] = Sharding.ELEMENTS
+
+    kind: str = CausalConv.kind
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        return {vector("fp32"): self.outputs[0].width * (5 * history_fft() + 4 * TOKENS)}

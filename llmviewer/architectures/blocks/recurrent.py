@@ -1,12 +1,17 @@
-"""Mixers that carry a state from token to token: Kimi delta attention, lightning attention, retention, RWKV, Hyena."""
+"""Mixers that carry a state from token to token: Kimi delta attention, lightning attention, retention, RWKV, S4, H3,
+Hyena.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from ...forms import Form, longest_context
 from ...operators.attention import Heads
-from ...operators.base import Operator, Tensor
+from ...operators.base import Operator, Tensor, Weight
 from ...operators.elementwise import Elementwise, Rope
 from ...operators.linear import BlockLinear, Linear
-from ...operators.recurrence import LongConv, ShortConv, TokenShift
+from ...operators.recurrence import ImplicitConv, LongConv, ShortConv, TokenShift
 from ...operators.state_space import CausalConv, Scan
 from ...records import frozen
 from .parts import Parts, result
@@ -456,3 +461,123 @@ class Hyena:
         )
         dense = parts.project("out_filter_dense", long_conv.result, width, bias=True)
         return (projections, short_conv, long_conv, dense)
+
+
+@frozen(kw_only=True)
+class StateSpace:
+    """A state space for each channel, as S4 and S4D have it, then a gated product (arXiv:2111.00396, arXiv:2206.11893).
+
+    The state is a few complex modes: a pass over several tokens is a long convolution, a single token one step of a
+    recurrence.
+
+    states  modes of each channel, half as many as elements of its state
+    glu     whether the product after it makes a gate too
+    """
+
+    states: int
+    glu: bool = True
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        width = x.width
+        conv = _modal_conv(parts, x, width, self.states)
+        act = parts.activate("ssm_act", "gelu", conv.result)
+        out = parts.project("out_proj", act.result, (1 + self.glu) * width, bias=True)
+        gate = parts.elementwise("out_gate", out.result, ops=SIGMOID + 1, width=width)
+        return (conv, act, out, gate) if self.glu else (conv, act, out)
+
+
+@frozen(kw_only=True)
+class H3:
+    """Queries, and keys shifted by a short state space, times values, through a long one (arXiv:2212.14052, section 3).
+
+    taps    tokens of the shift
+    states  modes of each channel of the long state space
+    """
+
+    taps: int
+    states: int
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        width = x.width
+        query, value = (parts.project(f"{name}_proj", x, width, bias=True) for name in ("q", "v"))
+        key = parts.project("k_proj", x, width, bias=True)
+        shift_state = kept("shift_state", width * (self.taps - 1), parts)
+        shifted = ShortConv(
+            name="shift",
+            inputs=(key.result, shift_state),
+            outputs=(parts.tensor("shift", width), shift_state),
+            weights=(parts.weight("shift.weight", width, self.taps), parts.weight("shift.D", width)),
+            taps=self.taps,
+        )
+        conv = _modal_conv(parts, shifted.result, width, self.states, query.result, value.result)
+        return (query, key, value, shifted, conv, parts.project("out_proj", conv.result, width, bias=True))
+
+
+def _modal_conv(parts: Parts, x: Tensor, width: int, states: int, *gates: Tensor) -> LongConv:
+    """The long convolution of each channel of x, by modes of its own, with gates if given; leaves "ssm"."""
+    state = kept("ssm_state", 2 * width * states)
+    return LongConv(
+        name="ssm",
+        inputs=(x, *gates, state),
+        outputs=(parts.tensor("ssm", width), state),
+        weights=(parts.weight("D", width), *(parts.weight(name, width, states, 2) for name in ("poles", "residues"))),
+        channels=width,
+        states=states,
+    )
+
+
+@frozen(kw_only=True)
+class ImplicitHyena:
+    """Hyena with the filter of its paper: a small network makes its value at each position (arXiv:2302.10866).
+
+    What is convolved stays in memory, a row for each token, and every pass convolves all of it.
+
+    taps       tokens of the short convolution
+    features   features of a position that the network reads
+    inner      width of the network
+    depth      layers of it between the first and the last
+    """
+
+    taps: int
+    features: int = 33
+    inner: int = 64
+    depth: int = 2
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        width = x.width
+        projections = parts.project("projections", x, 3 * width, bias=True)
+        short_state = kept("short_state", 3 * width * (self.taps - 1), parts)
+        gate = parts.tensor("gate", width)
+        short_conv = ShortConv(
+            name="short_filter",
+            inputs=(projections.result, short_state),
+            outputs=(parts.tensor("short_filter", 2 * width), gate, short_state),
+            weights=(
+                parts.weight("short_filter.weight", 3 * width, self.taps),
+                parts.weight("short_filter.bias", 3 * width),
+            ),
+            taps=self.taps,
+        )
+        product = parts.elementwise("history_gate", short_conv.outputs[0], ops=1, width=width)
+        product = replace(product, outputs=(parts.cached("history", width),))
+        long_conv = ImplicitConv(
+            name="long_filter",
+            inputs=(gate, parts.cache("history", width)),
+            outputs=(parts.tensor("long_filter", width),),
+            weights=(parts.weight("D", width), *self._filter(parts, width)),
+        )
+        return (
+            projections,
+            short_conv,
+            product,
+            long_conv,
+            parts.project("out_proj", long_conv.result, width, bias=True),
+        )
+
+    def _filter(self, parts: Parts, width: int) -> tuple[Weight, ...]:
+        """The network's weights, which stay, and the values that it makes, of which a pass reads one per position."""
+        sizes = [(self.inner, self.features), *[(self.inner, self.inner)] * self.depth, (width, self.inner)]
+        layers = [replace(parts.weight(f"filter.{n}.weight", *size), rows=Form()) for n, size in enumerate(sizes)]
+        biases = [replace(parts.weight(f"filter.{n}.bias", self.inner), rows=Form()) for n in range(self.depth + 1)]
+        values = replace(parts.weight("filter", 1, width), tied=True, rows=longest_context())
+        return (*layers, *biases, values)

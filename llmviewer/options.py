@@ -148,8 +148,9 @@ class EngineOptions(TypedDict, total=False):
         str,
         Parameter(
             about="Serving engine: its kernels, and its host time per step.",
-            more="vllm, sglang, tensorrt-llm, llama.cpp, mlx, huggingface, deepspeed, openppl, flashdecoding++ or "
-            "lightllm. Replaces --library. If not given, launches have no gaps.",
+            more="vllm, sglang, tensorrt-llm, llama.cpp, mlx; huggingface, deepspeed, openppl, flashdecoding++ or "
+            "lightllm, of which a number was fitted to one run, or others' kernels stand in. Replaces --library. If not "
+            "given, launches have no gaps.",
             default="",
             metavar="NAME",
             label="Engine",

@@ -49,11 +49,14 @@ def batch(analysis: Analysis) -> str:
 
 
 def engine(analysis: Analysis) -> str:
-    """The engine, and the library of its kernels where that differs: ", engine openppl with kernels of cublas"."""
-    name, library = analysis.inputs["engine"], analysis.inputs["library"]
-    if not name:
+    """The engine, the library of its kernels where that differs, and what is fitted: ", engine huggingface with kernels
+    of pytorch (time for a launch fitted)".
+    """
+    one, library = analysis.setting.engine, analysis.inputs["library"]
+    if one is None:
         return ""
-    return f", engine {name}" + (f" with kernels of {library}" if library != name else "")
+    kernels = f" with kernels of {library}" if library != one.name else ""
+    return f", engine {one.name}{kernels}" + (f" ({one.caveat})" if one.caveat else "")
 
 
 def devices(analysis: Analysis) -> str:

@@ -564,6 +564,18 @@ def test_the_host_launches_one_at_a_time():
     assert all(run.host_s > 0 for run in drafts)
 
 
+def test_a_launch_that_is_not_given_takes_a_range_or_what_its_engine_states():
+    asked = {"techniques": ["launches"], "prompt": 100, "gen": 9}
+    free = analyze("llama-3.2-1b", A100, **asked)
+    count = free.effect.findings["launches_per_step"]
+    found = free.generation
+    assert found.tpot_s == pytest.approx(19e-6 * count)
+    assert found.expected_tpot_s == pytest.approx(28e-6 * count)
+    assert (found.expected_tpot_low_s, found.expected_tpot_high_s) == pytest.approx((19e-6 * count, 57e-6 * count))
+    eager = analyze("llama-3.2-1b", A100, **asked, engine="huggingface")
+    assert eager.generation.tpot_s == pytest.approx(49.1e-6 * eager.effect.findings["launches_per_step"])
+
+
 def test_host_launches_layers_that_any_token_runs():
     """16 layers of 32 come to a sequence with the chance of a quarter, and to a crowd always."""
     found = setting("launches:each=1000", "mixture-of-depths:share=0.25")

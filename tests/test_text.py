@@ -193,7 +193,13 @@ def test_operators_without_arithmetic_show_no_data_type():
 
 
 def test_headline_names_the_kernel_library_of_an_engine():
-    assert headline(analyze("gpt2", "h100-sxm", engine="openppl")).endswith(", engine openppl with kernels of cublas")
+    for name, said in (
+        ("openppl", "openppl with kernels of cublas (standing in for its own)"),
+        ("lightllm", "lightllm with kernels of sglang (standing in for its own, time between steps fitted)"),
+        ("flashdecoding++", "flashdecoding++ with kernels of vllm (kernels' factor fitted)"),
+        ("tensorrt-llm", "tensorrt-llm with kernels of trtllm"),
+    ):
+        assert headline(analyze("gpt2", "h100-sxm", engine=name)).endswith(f", engine {said}")
     assert "kernels" not in headline(analyze("gpt2", "h100-sxm"))
 
 

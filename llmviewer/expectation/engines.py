@@ -258,6 +258,7 @@ class Engine:
     keeps_within_context  whether it refuses a max_model_len beyond the longest context of the model
     has_token_per_sequence  whether it refuses fewer tokens of a step than running sequences
     has_whole_passes  whether its whole passes were measured, but no single kernel (whole_passes.py)
+    has_stand_in  whether the library's kernels stand in for its own, which were not measured
     """
 
     name: str
@@ -279,6 +280,7 @@ class Engine:
     keeps_within_context: bool = False
     has_token_per_sequence: bool = False
     has_whole_passes: bool = False
+    has_stand_in: bool = False
     note: str
 
     def default_on(self, hardware: Hardware) -> Default:
@@ -315,6 +317,12 @@ class Engine:
                 f"max_model_len must be at least the {tokens:,} tokens of a request, prompt and output; {self.title} "
                 f"refuses longer ones; got {length:,}"
             )
+
+    @property
+    def caveat(self) -> str:
+        """What of its expected times is fitted or not its own, for the first line of a report; "" if nothing is."""
+        fitted = f"{self.row.fitted} fitted" if self.row and self.row.fitted else ""
+        return ", ".join(filter(None, ("standing in for its own" if self.has_stand_in else "", fitted)))
 
     @property
     def description(self) -> str:
@@ -364,6 +372,7 @@ def _read(name: str, version: str) -> Engine:
         name=name, title=file.text("title"), note=file.text("note"), version=version or newest,
         library=_plain(kernels, "library"), attention=_plain(kernels, "attention", "flash"),
         kernels=_plain(kernels, "factor", 1.0), experts_option=_plain(kernels, "experts_option", ""),
+        has_stand_in=_plain(kernels, "stand_in", default=False),
         has_whole_passes=_plain(kernels, "whole_passes", default=False),
         host=_host(file.section("host")) if file.has("host") else IDLE,
         frontend=_frontend(file.section("frontend")) if file.has("frontend") else DIRECT,
@@ -451,7 +460,7 @@ _RESERVED: Final = (
 )  # fmt: skip
 _SOURCE: Final = ("title", "page", "version", "year", "url")
 _SECTION_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
-    "kernels": ("library", "attention", "factor", "whole_passes", "experts_option"),
+    "kernels": ("library", "attention", "factor", "whole_passes", "experts_option", "stand_in"),
     "host": ("launch", "prefill_launch", "step"),
     "frontend": ("request", "token", "response", "ahead"),
     "schedulers": ("policy", "from", "but", "max_num_seqs", "lockstep_policy"), "cache": ("block",),

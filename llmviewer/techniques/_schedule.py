@@ -21,7 +21,8 @@ class Run:
     main            whether the plan is the model's, not a draft model's or scorer's
     parts           micro-batches; each is such a pass
     autoregressive  whether a pass waits for the one before it, as decode steps do
-    host_s          host time for the launches of a pass, which overlaps the device's work [s]
+    host_s          least host time for the launches of a pass, which overlaps the device's work [s]
+    host_range      expected host time and the most, over the least
     """
 
     name: str
@@ -32,6 +33,7 @@ class Run:
     parts: Num = 1
     autoregressive: bool = False
     host_s: Num = 0.0
+    host_range: tuple[float, float] = (1.0, 1.0)
 
     @property
     def passes(self) -> Num:

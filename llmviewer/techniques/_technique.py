@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from ..devices.hardware import Hardware
+from ..expectation.engines import Engine
 from ..forms import Num
 from ..graph import Graph
 from ..model import Model
@@ -83,6 +84,8 @@ class SettingView(GraphView, Protocol):
     def layout(self) -> Layout: ...
     @property
     def attention(self) -> str: ...
+    @property
+    def engine(self) -> Engine | None: ...
     def helper(self, model: Model, quant: str | None) -> SettingView:
         """`model` on the same devices, attention and layout; in the precision of the setting if `quant` is None."""
         ...

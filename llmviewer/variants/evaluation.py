@@ -493,7 +493,9 @@ def runs_expected(kernels: Kernels | None, runs: Sequence[Run]) -> Interval | No
         bound = np.sum(run.plan.time_s(run.workload) * np.asarray(run.times))
         for_each = replace(run, host_s=0.0, parts=1).time_s / bound  # passes alike may have one entry for all
         each = passes.pipelined_s(run.parts, autoregressive=run.autoregressive)
-        times = each.map(partial(np.maximum, run.host_s)).map(partial(np.multiply, run.times)).map(np.sum)
+        expected, most = (over * run.host_s for over in run.host_range)
+        launched = each.join(Interval(expected=expected, low=run.host_s, high=most), np.maximum)
+        times = launched.map(partial(np.multiply, run.times)).map(np.sum)
         total = total.join(times.map(partial(np.multiply, for_each)), add)
     return total
 

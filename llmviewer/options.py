@@ -149,8 +149,8 @@ class EngineOptions(TypedDict, total=False):
         Parameter(
             about="Serving engine: its kernels, and its host time per step.",
             more="vllm, sglang, tensorrt-llm, llama.cpp, mlx; huggingface, deepspeed, openppl, flashdecoding++ or "
-            "lightllm, of which a number was fitted to one run, or others' kernels stand in. Replaces --library. If not "
-            "given, launches have no gaps.",
+            "lightllm, of which a number was fitted to one run, or others' kernels stand in. Replaces --library. If "
+            "not given, launches have no gaps.",
             default="",
             metavar="NAME",
             label="Engine",

@@ -1141,8 +1141,30 @@ def test_prompt_compression_scorer_prefills_the_whole_prompt():
 
 
 def test_passages_make_a_prompt_longer():
-    found = setting("rag:passages=3,tokens=100").schedule(batch=1, prompt=400, gen=9)
+    found = setting("rag:passages=3,tokens=100,vectors=0").schedule(batch=1, prompt=400, gen=9)
     assert found.latency_s == setting().schedule(batch=1, prompt=700, gen=9).latency_s
+
+
+def test_a_search_reads_all_vectors_once_for_all_questions():
+    asked = {"batch": 4, "prompt": 400, "gen": 9}
+    ttft = [setting(f"rag:vectors={n}").schedule(**asked).ttft_s for n in (0, 1_000_000)]
+    nbytes = 2 * 1_000_000 * 768 + 4 * 2 * (768 + 1_000_000)  # vectors, questions and scores
+    assert ttft[1] - ttft[0] == pytest.approx(nbytes / A100.bandwidth(), rel=1e-6)
+    held = [analyze(LLAMA, A100, **asked, techniques=[f"rag:vectors={n}"]).memory.weight_bytes for n in (0, 1_000_000)]
+    assert held[1] - held[0] == 2 * 1_000_000 * 768
+    encoded = setting("rag:vectors=0,embedder=bge-m3").schedule(**asked).ttft_s
+    alone = setting(of="bge-m3", quant="W16A16").plan.time_s(Workload.prefill(batch=4, prompt=400))
+    assert encoded - ttft[0] == pytest.approx(float(alone), rel=1e-6)
+
+
+def test_expected_times_of_projections_are_their_own_beside_a_choice_of_blocks():
+    """Not those of a layer of sparse attention that was measured as one, of another model."""
+    sparse, bare = (analyze(LLAMA, A100, techniques=some, prompt=3999) for some in (["block-sparse"], []))
+    times = [{op.name: op.expected_time_s for op in one.phases.decode.operators} for one in (sparse, bare)]
+    for name in ("q_proj", "k_proj", "o_proj"):
+        assert times[0][name] == times[1][name]
+    assert sparse.generation.expected_tpot_high_s < 2 * sparse.generation.expected_tpot_s
+    assert sparse.generation.expected_tpot_s < bare.generation.expected_tpot_s
 
 
 def test_cached_prefix_is_not_prefilled():
@@ -1592,7 +1614,7 @@ CHANGES = {  # - lowers, = conserves, + raises, ? depends: OPs, weights, activat
     "chunked-prefill": "-?-- ==== ==- ==+",
     "prefix-cache": "-?-- ==== =?- =--",
     "prompt-compression": "-?-- -==- =-- =--",
-    "rag": "+?++ +==+ =++ =++",
+    "rag": "+?++ +==+ +++ =++",
 }
 
 

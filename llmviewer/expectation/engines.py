@@ -320,7 +320,7 @@ class Engine:
 
     @property
     def caveat(self) -> str:
-        """What of its expected times is fitted or not its own, for the first line of a report; "" if nothing is."""
+        """Fitted numbers and stand-ins of its expected times, for the first line of a report; "" without any."""
         fitted = f"{self.row.fitted} fitted" if self.row and self.row.fitted else ""
         return ", ".join(filter(None, ("standing in for its own" if self.has_stand_in else "", fitted)))
 

@@ -9,9 +9,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from ..architectures.blocks.parts import Parts
 from ..errors import InputError
-from ..forms import Num
-from ..graph import Graph
+from ..forms import LOGITS, Num
+from ..graph import Block, Graph
 from ..model import Model
 from ..model_files import load_model
 from ..records import frozen
@@ -21,6 +22,7 @@ from ._parameters import parameter
 from ._schedule import Run, Schedule, each
 from ._spans import shared
 from ._technique import Finding, Kind, Requirement, SettingView, Technique
+from .drafts import auxiliary_model
 
 _LENGTHS = 2.0 ** np.arange(4, 21)
 _SCORER_QUANT = "W16A16"
@@ -125,20 +127,56 @@ class Compression(Rewritten):
 @technique("rag")
 @frozen(kw_only=True)
 class Retrieved(Rewritten):
-    """Retrieval-augmented generation: retrieved passages are prepended to each prompt.
+    """Retrieval-augmented generation: passages that a search of an index finds are prepended to each prompt.
 
-    Effect: the prompt is longer in every phase.
-    Formula: n becomes n + passages x tokens.
-    Source: arXiv:2005.11401; arXiv:2404.14294, section 4.1.4.
+    Effect: before the prefill the embedder encodes the question, and a search compares it with the vectors of all
+    passages, which the device holds in 16 bits. The prompt is longer in every phase.
+    Formula: n becomes n + passages x tokens; search: 2 x vectors x dim OPs per question, and vectors x dim x 2 bytes
+    for all questions of a batch.
+    Source: arXiv:2005.11401, section 2.2 (vectors of 768); exhaustive search: arXiv:1702.08734; arXiv:2404.14294,
+    section 4.1.4.
     Use when: you want to compare the cost of retrieval with the corpus as the prompt or with no retrieval.
-    Not modeled: the search.
+    Limits: an approximate search (IVF, HNSW) reads a part of the vectors, for which give fewer. vectors=0 leaves the
+    search out, as where another machine does it.
+    Not modeled: choosing the best of the scores.
     """
 
     passages: int = parameter("passages per prompt", 5, least=1, most=1_000_000)
     tokens: int = parameter("tokens per passage", 200, unit="tokens", least=1, most=1_000_000)
+    vectors: int = parameter("vectors that the search reads, one for each passage of the corpus", 1_000_000, least=0)
+    dim: int = parameter("elements of a vector", 768, least=1, most=1_000_000)
+    embedder: str = parameter("model that encodes the question; its time is not counted if not given", "")
 
     def length(self, prompt: Num) -> Num:
         return prompt + self.passages * self.tokens
+
+    def schedule(self, schedule: Schedule, setting: SettingView) -> Schedule:
+        longer = super().schedule(schedule, setting)
+        before: list[Run] = []
+        for run in (run for run in schedule.first if run.main):
+            if self.embedder:
+                plan = setting.helper(self.model, _SCORER_QUANT).plan
+                before.append(replace(run, name=f"embedding by {self.embedder}", plan=plan, main=False))
+            if self.vectors:
+                before.append(replace(run, name="search", plan=self._index(setting).plan, main=False))
+        return replace(longer, first=(*before, *longer.first))
+
+    def auxiliary_graphs(self, setting: SettingView) -> tuple[Graph, ...]:
+        embedder = (setting.helper(self.model, _SCORER_QUANT).graph,) if self.embedder else ()
+        return (*embedder, *((self._index(setting).graph,) if self.vectors else ()))
+
+    @cached_property
+    def model(self) -> Model:
+        """The embedder."""
+        return load_model(self.embedder)
+
+    def _index(self, setting: SettingView) -> SettingView:
+        """The search as a network: a product of questions with all vectors."""
+        parts = Parts(format=setting.model.format)
+        product = parts.project("search", parts.tensor("question", self.dim), self.vectors)
+        once = product.with_tensors(lambda t: replace(t, rows=LOGITS))  # a question of each sequence
+        block = Block(name="index", operators=(once,), input="question", output="search")
+        return setting.helper(auxiliary_model(setting.model, (block,)), _SCORER_QUANT)
 
 
 @technique("prefix-cache")

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...forms import Num
 from ...operators.attention import FlashAttention, Indexer
-from ...operators.block_sparse import BlockIndexer
+from ...operators.block_sparse import BlockIndexer, BlockScorer
 from ...operators.collectives import Collective
 from ...operators.compression import Compress
 from ...operators.elementwise import Add, Norm, Quantize
@@ -61,12 +61,13 @@ def _is_measured(kind: str, q_len: Num) -> bool:
 
 def _kind(works: Mapping[int, LaunchWork]) -> str:
     """The family of sparse attention, as tables of measurements call it; "" for other attention."""
-    indexes, compresses, blocks = (
-        any(isinstance(work.op, kind) for work in works.values()) for kind in (Indexer, Compress, BlockIndexer)
+    indexes, compresses, blocks, scores = (
+        any(isinstance(work.op, kind) for work in works.values())
+        for kind in (Indexer, Compress, BlockIndexer, BlockScorer)
     )
     if compresses:
         return "dsv4_csa" if indexes else "dsv4_hca"
-    return "dsa" if indexes else "msa" if blocks else ""
+    return "dsa" if indexes else "msa" if blocks and not scores else ""  # scores of blocks have launches of their own
 
 
 def attention_layer(members: tuple[int, ...], works: Mapping[int, LaunchWork]) -> KernelSequence:

@@ -177,6 +177,8 @@ def test_arrivals_are_those_of_the_recursion(drawn):
     count = len(task)
     start = [np.inf if in_flight and at >= in_flight else 0.0 if in_flight else float(starts[at]) for at in task]
     start = [0.0 if waits else at for waits, at in zip(parents, start, strict=True)]
+    if in_flight:
+        delay_s *= [bool(waits) for waits in parents]  # tasks begin at once
     traffic = Traffic(
         arrival_s=np.array(start), prompt=np.ones(count, dtype=int), gen=np.ones(count, dtype=int), in_flight=in_flight,
         calls=Calls(kind="task", task=task, parents=tuple(parents), delay_s=delay_s),
@@ -201,7 +203,7 @@ def test_arrivals_are_those_of_the_recursion(drawn):
         if parents[request]:
             assert at[request] == max(ended[parent] for parent in parents[request]) + delay_s[request]
         elif not in_flight:
-            assert at[request] == start[request]
+            assert at[request] == start[request] + delay_s[request]
     if in_flight:
         spans = [(min(at[r] for r in members), max(ended[r] for r in members)) for members in (
             [r for r in range(count) if task[r] == each] for each in range(task[-1] + 1))]  # fmt: skip
@@ -236,7 +238,7 @@ def test_think_times_have_their_means(text, mean):
         ({"session_turns": None, "system_prompt": 3}, "system_prompt must be left out without session_turns"),
         ({"system_prompt": -1}, "system_prompt must be a whole number"),
         ({"prefill_replicas": 1}, "sessions must be left out with prefill_replicas"),
-        ({"techniques": ["prefix-cache:hit=0.5"]}, "must be left out with session_turns, whose cached tokens"),
+        ({"techniques": ["prefix-cache:hit=0.5"]}, "must be left out with sessions or tasks"),
         ({"session_turns": 1000, "requests": 1_000_000}, "sessions must have at most"),
         ({"session_turns": 2, "prompt_lengths": 10_000_000}, "a session grows to 20"),
     ],
@@ -256,7 +258,7 @@ def test_memory_for_names_of_blocks_is_limited(monkeypatch):
 
 def test_traces_exclude_turns(tmp_path):
     (tmp_path / "t.csv").write_text("timestamp,prompt,gen\n0,10,10\n")
-    with pytest.raises(InputError, match="session_turns must be left out with arrivals"):
+    with pytest.raises(InputError, match="sessions or tasks must be left out with arrivals"):
         simulate(MODEL, DEVICE, arrivals=tmp_path / "t.csv", session_turns=2)
 
 

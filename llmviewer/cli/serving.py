@@ -18,8 +18,8 @@ from .progress import with_progress, with_progress_bar
 
 _QUEUE_DEFAULTS: Final = {  # defaults of options about arrivals, latency targets and separate prefill
     "arrivals": None, "concurrency": None, "client": None, "session_turns": None, "think_time": None,
-    "system_prompt": None, "tenants": None, "prefill_replicas": 0, "prefill_hardware": None, "prefill_layout": None,
-    "kv_transfer": None, "kv_link": None, "ttft": inf, "tpot": inf,
+    "system_prompt": None, "tasks": None, "tenants": None, "prefill_replicas": 0, "prefill_hardware": None,
+    "prefill_layout": None, "kv_transfer": None, "kv_link": None, "ttft": inf, "tpot": inf,
 }  # fmt: skip
 
 
@@ -112,6 +112,13 @@ def _in_flight(_: click.Context, parameter: click.Parameter, value: str | None) 
     metavar="SHARES",
     help="Shares of the requests that each tenant sends at random, such as 1,2; with --arrivals a column tenant names "
     "them.",
+)
+@click.option(
+    "--tasks",
+    type=shared.PATH,
+    metavar="FILE",
+    help="In place of lengths, a YAML file with the calls of an agent's task: lengths, dependencies, branches, loops "
+    "and waits for tools. --rate is of tasks, --concurrency of tasks in progress.",
 )
 @click.option(
     "--policy",

@@ -42,7 +42,7 @@ class Arrivals:
         self._later: deque[list[int]] = deque()  # first requests of tasks, for which a client of a closed loop waits
         for request in first:
             if self._earliest_s[request] < inf:
-                self._send(request, self._earliest_s[request])
+                self._send(request, self._earliest_s[request] + (self._delay_s[request] if calls else 0.0))
             elif calls and self._later and self._task[self._later[-1][0]] == self._task[request]:
                 self._later[-1].append(request)
             else:
@@ -71,7 +71,7 @@ class Arrivals:
             finished = not self._unanswered[task]
         if finished and self._later:
             for first in self._later.popleft():
-                self._send(first, received_s)
+                self._send(first, received_s + (self._delay_s[first] if self._calls else 0.0))
 
     def _send(self, request: int, time_s: float) -> None:
         self.arrival_s[request] = time_s

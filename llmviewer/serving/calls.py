@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import InputError
 from .delays import Delays
 from .lengths import MAX_TOKENS, Lengths
-from .traffic import TRACE_BLOCK_TOKENS, Calls, Traffic, closed_loop_arrivals, poisson_arrivals
+from .traffic import TRACE_BLOCK_TOKENS, Calls, Times, Traffic, closed_loop_arrivals, poisson_arrivals
 
 MAX_CALLS: Final = 1_000_000
 _MAX_NAMES: Final = 20_000_000  # names of blocks, over all requests
@@ -26,7 +26,6 @@ class Conversations:
     def __init__(self, kind: str, system_tokens: int = 0) -> None:
         self.kind = kind
         self.task: list[int] = []
-        self.arrival_s: list[float] = []
         self.delay_s: list[float] = []
         self.parents: list[tuple[int, ...]] = []
         self.prompt: list[int] = []
@@ -42,12 +41,11 @@ class Conversations:
         return len(self.prompt)
 
     def add(
-        self, task: int, *, new: int, gen: int, arrival_s: float = 0.0, delay_s: float = 0.0,
+        self, task: int, *, new: int, gen: int, delay_s: float = 0.0,
         parents: tuple[int, ...] = (), continues: int | None = None,
     ) -> int:  # fmt: skip
         """Adds a call, and returns its index.
 
-        arrival_s  arrival; of a call with parents, the earliest [s]
         new        tokens of the prompt besides the conversation or system prompt that it begins with
         parents    calls whose answers it waits for
         continues  call whose prompt and answer it begins with; None: the system prompt
@@ -75,7 +73,6 @@ class Conversations:
                 "fewer requests, or shorter ones"
             )
         self.task.append(task)
-        self.arrival_s.append(arrival_s)
         self.delay_s.append(delay_s)
         self.parents.append(parents)
         self.prompt.append(prompt)
@@ -85,11 +82,15 @@ class Conversations:
         self.ends.append(ends)
         return len(self) - 1
 
-    def traffic(self, in_flight: int | None = None) -> Traffic:
-        """The requests; `in_flight` sessions or tasks at once in a closed loop."""
+    def traffic(self, starts_s: Times, in_flight: int | None = None) -> Traffic:
+        """The requests; `in_flight` sessions or tasks at once in a closed loop.
+
+        starts_s  arrivals of the sessions or tasks
+        """
+        has_parents = np.array(list(map(len, self.parents))) > 0
         return Traffic(
-            arrival_s=np.array(self.arrival_s), prompt=np.array(self.prompt), gen=np.array(self.gen),
-            cached=np.array(self.shared), blocks=tuple(self.names), ends=tuple(self.ends),
+            arrival_s=np.where(has_parents, 0.0, starts_s[self.task]), cached=np.array(self.shared),
+            prompt=np.array(self.prompt), gen=np.array(self.gen), blocks=tuple(self.names), ends=tuple(self.ends),
             calls=Calls(
                 kind=self.kind, task=np.array(self.task), parents=tuple(self.parents), delay_s=np.array(self.delay_s)
             ),
@@ -125,7 +126,6 @@ def drawn_sessions(
     arrivals = (
         closed_loop_arrivals(in_flight or 0, sessions) if rate is None else poisson_arrivals(rate, sessions, generator)
     )
-    start = arrivals.tolist()
     new, gen = prompts.draw(generator, total).tolist(), gens.draw(generator, total).tolist()
     delay = think.draw(generator, total).tolist()
     calls = Conversations("session", system_tokens)
@@ -134,11 +134,11 @@ def drawn_sessions(
         for _ in range(count):
             at = len(calls)
             calls.add(
-                session, new=new[at], gen=gen[at], arrival_s=0.0 if before else start[session],
+                session, new=new[at], gen=gen[at],
                 delay_s=delay[at] if before else 0.0, parents=before, continues=before[0] if before else None,
             )  # fmt: skip
             before = (at,)
-    return calls.traffic(in_flight)
+    return calls.traffic(arrivals, in_flight)
 
 
 def with_repeated_conversations(traffic: Traffic) -> Traffic:
@@ -158,5 +158,5 @@ def with_repeated_conversations(traffic: Traffic) -> Traffic:
             int(traffic.calls.task[at]), gen=int(traffic.gen[at]), continues=continues,
             new=int(traffic.prompt[at]) - (0 if continues is None else conversation[continues]),
         )  # fmt: skip
-    named = calls.traffic()
+    named = calls.traffic(np.zeros(traffic.task_count))
     return replace(traffic, cached=named.cached, blocks=named.blocks, ends=named.ends)

@@ -47,7 +47,7 @@ PUBLISHED: Final = {
         prompt=(1037, 1453), gen=(1601, 2149), source="Vidur (arXiv:2405.05465): Bilingual-Web-Book, up to 4096 tokens"
     ),
 }  # fmt: skip
-_UNITS: Final = {"session_turns": "turns"}  # by argument, where they are no tokens
+_UNITS: Final = {"session_turns": "turns", "parallel": "calls"}  # by argument, where they are no tokens
 _NOTATION: Final = (
     "must be a number of tokens, uniform:LEAST-MOST, lognormal:KEY=TOKENS,KEY=TOKENS with two of mean, p50, p90, p95 "
     f"and p99, one of {', '.join(PUBLISHED)}, or the name of a text file with one length a line"

@@ -34,6 +34,7 @@ from .prefill_pool import prefill, transfer_s
 from .server import serve
 from .steady import steady
 from .steps import Steps
+from .task_files import read_task
 from .trace_files import read_traffic
 from .traffic import Times, Traffic, closed_loop, poisson
 
@@ -62,6 +63,7 @@ def simulate(
     session_turns: int | str | None = None,
     think_time: float | str | None = None,
     system_prompt: int | None = None,
+    tasks: str | Path | None = None,
     tenants: str | None = None,
     policy: str | None = None,
     requests: int | None = None,
@@ -95,6 +97,8 @@ def simulate(
     think_time        with session_turns, time from an answer to the next turn: a number [s], "500 ms",
                       exponential:MEAN or uniform:LEAST-MOST; None: 0
     system_prompt     with session_turns, tokens with which every session begins; None: 0
+    tasks             in place of lengths, a YAML file with the calls of an agent's task; rate is of tasks, concurrency
+                      of tasks in progress
     tenants           shares of the requests of each tenant, such as "1,2" for a third and two thirds; None: those of
                       the file, or one
     policy            one of POLICIES, optionally with tokens per step, hold, poll, order and bins; None: that
@@ -125,7 +129,9 @@ def simulate(
         "kv_link": kv_link,
     }  # fmt: skip
     _check_prefill_replicas(prefill_replicas, prefill_options, policy)
-    sessions = _parse_sessions(session_turns, think_time, system_prompt)
+    call_source = _call_source(
+        session_turns, think_time, system_prompt, tasks, prompts=prompt_lengths, gens=gen_lengths
+    )
     prefill_replicas = whole_number("prefill_replicas", prefill_replicas, least=0)
     seed = whole_number("seed", seed, least=0)
     if concurrency is not None and prefill_replicas:
@@ -148,7 +154,7 @@ def simulate(
             gens=gen_lengths,
             requests=requests,
             seed=seed,
-            sessions=sessions,
+            call_source=call_source,
         ),
         tenants,
         seed,
@@ -171,7 +177,11 @@ def simulate(
         prefill_setting = setting
         if prefill_replicas:
             prefill_setting = Setting.of(model, prefill_device, **options | {"hardware_set": prefill_changes})
-    _check_hits(setting, traffic, "session_turns, whose" if sessions else "arrivals, a trace file with the")
+    _check_hits(
+        setting,
+        traffic,
+        "sessions or tasks, from which follow the" if call_source else "arrivals, a trace file with the",
+    )
     bound = setting.bound
     check_server_options(setting.engine, policy, max_batch, int(np.max(traffic.prompt + traffic.gen)))
     parsed_policy, block, engine_max_batch = scheduling_options(setting.engine, policy, block, device, setting.layout)
@@ -211,9 +221,9 @@ def _traffic(
     gens: int | str | None,
     requests: int | None,
     seed: int,
-    sessions: dict[str, Any] | None,
+    call_source: Callable[..., Traffic] | None,
 ) -> Traffic:
-    """Requests with random arrivals, of a trace file, or of a closed loop; with `sessions` those of several turns.
+    """Requests with random arrivals, of a trace file, or of a closed loop; of sessions or tasks from `call_source`.
 
     Raises InputError unless exactly one of them is given, and for arguments that would change nothing.
     """
@@ -231,16 +241,13 @@ def _traffic(
         )
     count = check_requests(max(_DEFAULT_REQUESTS, _MIN_REQUESTS_PER_CLIENT * clients) if requests is None else requests)
     if arrivals is not None:
-        for name, value in {"prompt_lengths": prompts, "gen_lengths": gens, "session_turns": sessions}.items():
+        for name, value in {"prompt_lengths": prompts, "gen_lengths": gens, "sessions or tasks": call_source}.items():
             if value is not None:
                 raise InputError(
                     f"{name} must be left out with arrivals, a trace file with the lengths of each request"
                 )
         return read_traffic(Path(str(arrivals)), count)
-    lengths = length_distributions(prompts, gens)
-    drawn: dict[str, Any] = {
-        "prompts": lengths[0], "gens": lengths[1], "requests": count, "generator": np.random.default_rng(seed),
-    }  # fmt: skip
+    generator = np.random.default_rng(seed)
     if rate is None:
         if count < clients:
             raise InputError(f"requests must be at least the concurrency, {clients}; got {count}")
@@ -248,28 +255,38 @@ def _traffic(
         arguments.check_numbers(rate=rate)
         if not 0 < rate < inf:
             raise InputError(f"rate must be a positive number of req/s; got {rate:g}")
-    if sessions is not None:
-        return drawn_sessions(rate=rate, in_flight=clients or None, **sessions, **drawn)
+    if call_source is not None:
+        return call_source(rate=rate, in_flight=clients or None, requests=count, generator=generator)
+    lengths = length_distributions(prompts, gens)
+    drawn: dict[str, Any] = {
+        "prompts": lengths[0], "gens": lengths[1], "requests": count, "generator": generator,
+    }  # fmt: skip
     return closed_loop(in_flight=clients, **drawn) if rate is None else poisson(rate=rate, **drawn)
 
 
-def _parse_sessions(
-    session_turns: int | str | None, think_time: float | str | None, system_prompt: int | None
-) -> dict[str, Any] | None:
-    """Arguments of sessions of several turns; None without.
+def _call_source(
+    session_turns: int | str | None, think_time: float | str | None, system_prompt: int | None,
+    tasks: str | Path | None, *, prompts: int | str | None, gens: int | str | None,
+) -> Callable[..., Traffic] | None:  # fmt: skip
+    """Function that draws sessions of several turns, or tasks of a file; None without.
 
-    Raises InputError for invalid ones, and for those that would change nothing.
+    Raises InputError for invalid arguments, and for those that would change nothing.
     """
+    if tasks is not None:
+        excluded: dict[str, object] = {"session_turns": session_turns, "prompt_lengths": prompts, "gen_lengths": gens}
+        for name in (name for name, value in excluded.items() if value is not None):
+            raise InputError(f"{name} must be left out with tasks, a file with the calls of a task")
     if session_turns is None:
         for name, value in (("think_time", think_time), ("system_prompt", system_prompt)):
             if value is not None:
                 raise InputError(f"{name} must be left out without session_turns, those of a session; got {value!r}")
-        return None
-    return {
-        "turns_per_session": parse_lengths(str(session_turns), "session_turns"),
-        "think": parse_delays(str(think_time or 0), "think_time"),
-        "system_tokens": whole_number("system_prompt", system_prompt or 0, least=0),
-    }  # fmt: skip
+        return read_task(Path(str(tasks))).traffic if tasks is not None else None
+    lengths = length_distributions(prompts, gens)
+    return partial(
+        drawn_sessions, turns_per_session=parse_lengths(str(session_turns), "session_turns"),
+        think=parse_delays(str(think_time or 0), "think_time"), prompts=lengths[0], gens=lengths[1],
+        system_tokens=whole_number("system_prompt", system_prompt or 0, least=0),
+    )  # fmt: skip
 
 
 def _check_waits(traffic: Traffic, prefill_replicas: int) -> None:

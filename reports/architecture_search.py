@@ -51,6 +51,8 @@ def _outcome(result: ArchitectureSearch) -> str:
         if smallest > result.hardware.capacity:
             return f"Does not fit: the smallest needs {si(smallest)}B of {si(result.hardware.capacity)}B."
         return "None is within the targets."
+    if not result.targets.given():
+        return f"Largest: {_named(largest)}, {_size(largest, result)}."
     sentence = f"Largest at the bound: {_named(largest)}, {_size(largest, result)}."
     if largest.evaluation.expected is None:
         return sentence
@@ -72,17 +74,18 @@ def tables(result: ArchitectureSearch) -> list[Table]:
     if not result.front:
         return []
     time = _TIMES[result.by]
+    met = " and meet the targets at the bound" if result.targets.given() else ""
     has_other = len(result.shapes) > len(result.front)
     extent = f"{len(result.front)} of {counted(result.front_size, 'shape')}" if _is_part(result) else "All shapes"
     return [
         Table(
             title=f"Pareto front at the bound{', and the largest as expected' * has_other}, the fastest first",
-            about=f"{extent} that fit and meet the targets at the bound, and than which none is faster and larger. "
-            f"Size: {_PROXIES[result.proxy]}. Within: whether it meets the targets as expected.",
+            about=f"{extent} that fit{met}, and than which none is faster and larger. Size: "
+            f"{_PROXIES[result.proxy]}.{' Within: whether it meets the targets as expected.' * bool(met)}",
             head=(*result.space.axes, "size", "params", f"{time} >=", "expected", "within", "memory"),
             words=("within",),
             body=tuple(_row(one, result) for one in result.shapes),
-        ).without(*(() if result.targets.given() else ("within",)))
+        ).without(*(() if met else ("within",)))
     ]
 
 
@@ -135,11 +138,12 @@ def basis(_: ArchitectureSearch) -> str:
 def _cards(result: ArchitectureSearch) -> list[Card]:
     if result.largest is None:
         return [Card(label="shapes", value="none", about="fits and meets the targets", alarm=True)]
-    shapes = {"largest at the bound": result.largest, "largest as expected": result.largest_expected}
+    shapes = {"largest at the bound": result.largest}
+    if result.targets.given() and result.largest_expected and result.largest_expected.evaluation.expected:
+        shapes["largest as expected"] = result.largest_expected
     return [
         Card(label=label, value=si(one.proxy), about=f"{_PROXIES[result.proxy]}: {_named(one)}")
         for label, one in shapes.items()
-        if one and (one.evaluation.expected or label == "largest at the bound")
     ]
 
 

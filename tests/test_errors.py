@@ -109,8 +109,8 @@ def test_the_files_that_the_errors_are_made_from_load(chip, config):
     [
         ("llama-2-7", "llama-2-7b or llama-2-70b"),
         ("lama-2-7b", "llama-2-7b or llama-2-70b or llama-1-7b"),
-        ("opt", "opt-13b or opt-30b or opt-66b or opt-1.3b or opt-125m or opt-2.7b"),
-        ("gpt2x", "gpt2 or gpt2-xl"),
+        ("opt", "opt-13b or opt-30b or opt-66b or opt-1.3b or opt-125m or opt-175b"),
+        ("gpt2x", "gpt2 or gpt2-xl or gpt-3"),
     ],
 )
 def test_error_for_an_unknown_model_suggests_the_nearest_names(name, nearest):

@@ -21,7 +21,8 @@ from .cases import first_fast
 from .test_techniques import GIVEN, SPECULATIVE
 
 MODELS = ("llama-2-7b", "mixtral-8x7b", "deepseek-v3")
-DECODING = [name for name in techniques() if name != "denoising"]  # of models without decode steps: test_denoising.py
+# of models without decode steps: test_denoising.py, test_techniques.py
+DECODING = [name for name in techniques() if name not in ("denoising", "encoder-exit")]
 TIMES = ("ttft_s", "tpot_s", "latency_s")
 EXPECTED = ("expected_ttft_s", "expected_tpot_s", "expected_latency_s", "expected_tokens_per_s")
 

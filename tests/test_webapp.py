@@ -182,6 +182,7 @@ def test_a_technique_names_only_models_that_ship():
         "draft",
         "scorer",
         "router",
+        "embedder",
         "file",
     }  # look at a further one: can it be a path?
 

@@ -1145,6 +1145,36 @@ def test_passages_make_a_prompt_longer():
     assert found.latency_s == setting().schedule(batch=1, prompt=700, gen=9).latency_s
 
 
+@pytest.mark.parametrize(
+    ("scheme", "bits", "table"), [("aqlm", 2, 65536 * 8), ("pv-tuning", 2, 65536 * 8), ("gobo", None, 8)]
+)
+def test_tables_of_values_are_read_with_each_matrix(scheme, bits, table):
+    """AQLM's 7B has 2.29 bits with one codebook of 16 bits for each matrix (arXiv:2401.06118, table 1)."""
+    found = setting(f"quantized:scheme={scheme}")
+    tables = [w for _, op in found.graph for w in op.weights if w.name.endswith(".table")]
+    assert {w.numel for w in tables} == {table}
+    assert {op.name for _, op in found.graph if any(w in tables for w in op.weights)} == {
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    }  # fmt: skip
+    if bits:
+        plain = setting(quant=f"W{bits}A16")
+        assert weight_bytes(found.graph) - weight_bytes(plain.graph) == 7 * 32 * 2 * table
+        matrices = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
+        assert round(bits + 7 * 32 * 16 * table / matrices, 2) == 2.29
+        step = Workload.decode(batch=1, kv_len=512)
+        assert found.decode_plan.time_s(step) > 1.08 * plain.decode_plan.time_s(step)
+        halves = setting(f"quantized:scheme={scheme}", layout="tp=2").graph  # each device has the whole table
+        assert {w.numel for _, op in halves for w in op.weights if w.name.endswith(".table")} == {table}
+
+
+def test_a_table_of_each_row_and_scales_of_each_plane():
+    rows = setting("quantized:scheme=squeezellm").graph
+    tables = [w for _, op in rows for w in op.weights if w.name.endswith(".table")]
+    assert {w.shape for w in tables} == {(4096, 16), (11008, 16)}
+    planes, plain = (weight_bytes(setting(f"quantized:scheme={name}").graph) for name in ("lut-gemm", "gptq"))
+    assert planes > 1.09 * plain
+
+
 def test_a_search_reads_all_vectors_once_for_all_questions():
     asked = {"batch": 4, "prompt": 400, "gen": 9}
     ttft = [setting(f"rag:vectors={n}").schedule(**asked).ttft_s for n in (0, 1_000_000)]
@@ -1358,7 +1388,7 @@ def test_a_scheme_is_its_formats(scheme):
     found = setting(f"quantized:scheme={scheme}")
     plain = setting(*map(str, own.techniques), quant=own.quant or None)
     assert found.quantization == plain.quantization
-    if not (own.outliers or own.rotated or own.rotates_all):
+    if not (own.outliers or own.rotated or own.rotates_all or own.table or own.row_table):
         same(found, plain)
     assert found.bare().quantization == setting().quantization
     (note,) = found.techniques[0].notes(found)

@@ -19,7 +19,7 @@ from ..precision import HALF, product, resolved
 from ..records import frozen
 from ..resource import Resource, matrix
 from . import technique
-from ._linears import ReplacedLinear, is_main_layer, is_plain_linear
+from ._linears import ReplacedLinear, is_main_layer, is_plain_linear, original_linear
 from ._parameters import parameter
 from ._technique import Kind, Requirement, SettingView, Technique
 from .cache import KvQuant
@@ -34,6 +34,8 @@ class Method:
     outliers  fraction of the columns in 16 bits
     rotated      names of linears, with wildcards, whose inputs are rotated by a Hadamard matrix before quantization
     rotates_all  whether inputs and results of all linears are rotated
+    table        values in 16 bits that each matrix reads beside its weights: (rows, columns)
+    row_table    values in 16 bits of a table of each row of a matrix
     techniques   further techniques of the method
     """
 
@@ -42,6 +44,8 @@ class Method:
     outliers: float = 0.0
     rotated: tuple[str, ...] = ()
     rotates_all: bool = False
+    table: tuple[int, int] | None = None
+    row_table: int = 0
     techniques: tuple[Technique, ...] = ()
 
     def __str__(self) -> str:
@@ -53,6 +57,8 @@ class Method:
                     f"{self.outliers:.3g} of the columns in 16 bits" if self.outliers else "",
                     f"inputs of {' and '.join(self.rotated)} rotated" if self.rotated else "",
                     "inputs and results rotated" if self.rotates_all else "",
+                    "a table of {:,} x {:,} values for a matrix".format(*self.table) if self.table else "",
+                    f"a table of {self.row_table} values for a row" if self.row_table else "",
                     *map(str, self.techniques),
                 ),
             )
@@ -67,7 +73,9 @@ SCHEMES: Final = {
     "mixed-16-8": Method(quant="W8A8,*down_proj=W8A16", source="arXiv:2109.12948: 16 bits at the end of networks"),
     "peg": Method(quant="W8A8", source="arXiv:2109.12948: a scale for each of a few groups of an activation"),
     "q-bert": Method(quant="W3A8g128", source="arXiv:1909.05840: 2 to 4 bits, 3 taken; groups recalled"),
-    "gobo": Method(quant="W3A16", outliers=0.001, source="arXiv:2005.03842: 99.9 % in 3 bits, of a table"),
+    "gobo": Method(
+        quant="W3A16", outliers=0.001, table=(1, 8), source="arXiv:2005.03842: 99.9 % in 3 bits, of a table of 8"
+    ),
     "llm.int8": Method(quant="W8A8", outliers=0.001, source="arXiv:2208.07339, 0.1 % of the features, recalled"),
     "zeroquant": Method(quant="W8A8", source="arXiv:2206.01861: W8A8, quantized by the launch before"),
     "zeroquant-v2": Method(
@@ -96,16 +104,26 @@ SCHEMES: Final = {
     "awq": Method(quant="W4A16g128", source="arXiv:2306.00978: 4 bits, groups of 128"),
     "owq": Method(quant="W3A16", outliers=0.1 / 13, source="arXiv:2306.02272: columns that make 3 bits 3.1"),
     "spqr": Method(quant="W3A16g16", outliers=0.01, source="arXiv:2306.03078: 3 bits, 1 % apart; groups recalled"),
-    "squeezellm": Method(quant="W4A16", outliers=0.0045, source="arXiv:2306.07629: 0.45 % kept apart, recalled"),
-    "lut-gemm": Method(quant="W4A16g128", source="arXiv:2206.09557: planes of bits; its tables count as converting"),
-    "aqlm": Method(quant="W2A16", source="arXiv:2401.06118: 2 bits of tables, which are left out"),
-    "pv-tuning": Method(quant="W2A16", source="arXiv:2405.14852: 2 bits of tables, which are left out"),
+    "squeezellm": Method(
+        quant="W4A16", outliers=0.0045, row_table=16,
+        source="arXiv:2306.07629: 16 values for each row; 0.45 % kept apart, recalled",
+    ),
+    "lut-gemm": Method(
+        quant="W4A16g32",
+        source="arXiv:2206.09557: 4 planes of bits, each with a scale for 128 weights; its tables count as converting",
+    ),
+    "aqlm": Method(
+        quant="W2A16", table=(65536, 8), source="arXiv:2401.06118: 16 bits for 8 weights, one codebook for each matrix"
+    ),
+    "pv-tuning": Method(quant="W2A16", table=(65536, 8), source="arXiv:2405.14852: AQLM's format, tuned otherwise"),
     "finequant": Method(quant="W4A16g128", source="arXiv:2308.09723: 4 bits; groups taken as those of GPTQ"),
     "quantease": Method(quant="W3A16", source="arXiv:2309.01885, recalled"),
     "norm-tweaking": Method(quant="W4A16", source="arXiv:2309.02784, recalled"),
     "k-bit": Method(quant="W4A16g64", source="arXiv:2212.09720: 4 bits; blocks of 64, recalled"),
     "pb-llm": Method(quant="W1.7A16", source="arXiv:2310.00034: 10 % in 8 bits, the others in 1, recalled"),
-    "billm": Method(quant="W1.08A16", source="arXiv:2402.04291: 1.08 bits"),
+    "billm": Method(
+        quant="W1.08A16", source="arXiv:2402.04291: 1.08 bits; a bit more that marks groups, recalled, is left out"
+    ),
     "bitnet": Method(quant="W1A8", source="arXiv:2310.11453: 1 bit, 8-bit activations"),
     "bitnet-b1.58": Method(quant="W1.58A8", source="arXiv:2402.17764: ternary weights, 8-bit activations"),
     "tsld": Method(quant="W1.58A16", source="arXiv:2308.06744: ternary weights"),
@@ -161,14 +179,17 @@ class Quantized(Technique):
 
     Effect: formats as with --quant. Outliers (LLM.int8(), SpQR, Atom) are columns in 16 bits, a second GEMM. Rotations
     (QuaRot, SpinQuant, QuIP) are launches of their own. Compensation and adapters (ZeroQuant-V2, QLoRA) are as in
-    `lora`, a residual window (KIVI) as in `kv-quant`.
-    Formula: bits as in the scheme; a second GEMM of outliers x k columns; a rotation of d log2(d) OPs per token.
+    `lora`, a residual window (KIVI) as in `kv-quant`. Tables of values (AQLM, SqueezeLLM, GOBO) are read beside the
+    weights of each matrix.
+    Formula: bits as in the scheme; a second GEMM of outliers x k columns; a rotation of d log2(d) OPs per token. A
+    table of 65,536 x 8 values (AQLM) takes 1 MiB, as 4096 x 1024 weights in 2 bits do.
     Source: each scheme's own paper, which the report names.
     Use when: decode is bound by weights (few-bit weights), or the prefill by matrix units that support the type
     (few-bit activations too).
     Limits: it says nothing about accuracy, and methods with the same formats take the same time. For other precisions
     of some layers or linears use --quant, as in W4A16g128,layers.0-3=W16A16.
-    Not modeled: outliers that are not columns, tables of values, rotations of queries and keys.
+    Not modeled: outliers that are not columns, rotations of queries and keys; the look-up of each value costs as much
+    as converting a weight.
     """
 
     kind = Kind.COMPRESSION
@@ -209,9 +230,20 @@ class Quantized(Technique):
     def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:
         split = graph.map_blocks(self._split) if self._outliers else graph
         rotated = split.map_blocks(_with_rotations) if self._method.rotates_all else split
+        if self._method.table or self._method.row_table:
+            rotated = rotated.map_blocks(lambda block: block.map(self._with_table) if is_main_layer(block) else block)
         return rotated.then(
             *(partial(one.lowered, hardware=hardware, decode=decode) for one in self._method.techniques)
         )
+
+    def _with_table(self, op: Operator) -> Operator:
+        """`op` with the table of its quantized values."""
+        plain = original_linear(op)
+        if not isinstance(op, Linear) or not is_plain_linear(plain) or op.weight.format.bits >= HALF.bits:
+            return op
+        shape = self._method.table or (op.weight.shape[0], self._method.row_table)
+        values = Weight(name=f"{op.name}.table", shape=shape, format=resolved(HALF, op.result.format))
+        return replace(op, weights=(*op.weights, values))
 
     def _split(self, block: Block) -> Block:
         return block.map(self._with_outliers) if is_main_layer(block) else block

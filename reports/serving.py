@@ -11,6 +11,7 @@ from llmviewer.model import Model
 from llmviewer.serving.clients import CLIENTS
 from llmviewer.serving.metrics import Usage
 from llmviewer.serving.outcome import PERCENTILES, Simulation, summary
+from llmviewer.serving.routers import ROUND_ROBIN
 from llmviewer.serving.saturation import Saturation
 from llmviewer.serving.traffic import Traffic
 from llmviewer.setting import Setting
@@ -147,6 +148,7 @@ def headline(result: Simulation) -> str:
     order = "" if result.reads else f", {result.policy}"
     order = f", {result.setting.engine.title}{order}" if result.setting.engine else order
     order = "".join(f", {one}" for one in result.setting.techniques) + order
+    order = order if result.router == ROUND_ROBIN else f"{order}, router {result.router}"
     scope = " per rank" if result.setting.layout.dp > 1 else ""
     targets = f"; targets: {_targets(result)}" if _targets(result) else ""
     return (

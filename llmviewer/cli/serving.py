@@ -18,7 +18,8 @@ from .progress import with_progress, with_progress_bar
 
 _QUEUE_DEFAULTS: Final = {  # defaults of options about arrivals, latency targets and separate prefill
     "arrivals": None, "concurrency": None, "client": None, "session_turns": None, "think_time": None,
-    "system_prompt": None, "tasks": None, "tenants": None, "prefill_replicas": 0, "prefill_hardware": None,
+    "system_prompt": None, "tasks": None, "tenants": None, "router": None, "prefill_replicas": 0,
+    "prefill_hardware": None,
     "prefill_layout": None, "kv_transfer": None, "kv_link": None, "ttft": inf, "tpot": inf,
 }  # fmt: skip
 
@@ -140,7 +141,13 @@ def _in_flight(_: click.Context, parameter: click.Parameter, value: str | None) 
     "--rate max as many as fit, up to the engine's, or 2048.",
 )
 @shared.number("--block", "Tokens per KV block. Default: the engine's, or 16.")
-@shared.number("--replicas", "Replicas of the model; requests are assigned round-robin.", default=1)
+@shared.number("--replicas", "Replicas of the model.", default=1)
+@click.option(
+    "--router",
+    metavar="NAME",
+    help="Which replica serves a request: round-robin, least-loaded, least-kv, prefix-aware or session. Default: "
+    "round-robin.",
+)
 @click.option(
     "--prefill-replicas",
     type=shared.WHOLE_NUMBER,

@@ -1,4 +1,6 @@
-"""Arrivals of requests: at known times, or when the answers arrive that a request or a client waits for."""
+"""Arrivals of requests: at known times, or when the answers arrive that a request or a client waits for; at servers
+behind a router when it has chosen one.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,37 @@ from ..expectation.engines import DIRECT, Frontend
 from .traffic import Traffic
 
 
+class Inbox:
+    """Requests that a router has sent to one of several servers, which advance together.
+
+    next_ready_s  when the scheduler can see the next request; inf while there is none [s]
+    count         number of requests that the scheduler has seen
+    horizon_s     when a request may be routed next: the server must not advance further [s]
+    """
+
+    routed = True
+
+    def __init__(self) -> None:
+        self._requests: deque[tuple[float, int]] = deque()
+        self.count, self.horizon_s = 0, inf
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def next_ready_s(self) -> float:
+        return self._requests[0][0] if self._requests else inf
+
+    def append(self, request: int, ready_s: float) -> None:
+        """Adds a request that the scheduler can see from `ready_s` on."""
+        self._requests.append((ready_s, request))
+
+    def take(self) -> int:
+        """Removes and returns the next request."""
+        self.count += 1
+        return self._requests.popleft()[1]
+
+
 class Arrivals:
     """Requests on their way to the scheduler, which sees them in the order in which they are sent.
 
@@ -20,6 +53,8 @@ class Arrivals:
     count         number of requests that the scheduler has seen
     place         place of each of them in their order
     """
+
+    routed = False
 
     def __init__(self, traffic: Traffic, frontend: Frontend = DIRECT) -> None:
         self._frontend, self._prompt = frontend, traffic.prompt.tolist()
@@ -47,6 +82,11 @@ class Arrivals:
                 self._later[-1].append(request)
             else:
                 self._later.append([request])
+
+    @property
+    def horizon_s(self) -> float:
+        """Time at which the next request may be seen. [s]"""
+        return self.next_ready_s
 
     def take(self) -> int:
         """Removes and returns the next request."""

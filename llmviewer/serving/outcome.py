@@ -126,6 +126,7 @@ class Simulation(Rows):
               and in the expected simulation itself
     setting   one replica; one that decodes, if prefills run on separate replicas
     reads     one replica that runs prefills, if these are separate
+    router    name of the router to the replicas
     replicas  number of replicas, without the `prefill_replicas` for prefills alone
     servers   ranks of all replicas that take steps independently of each other
     client    name of the benchmark client whose requests these are, in a closed loop; "" if none was named
@@ -140,6 +141,7 @@ class Simulation(Rows):
     traffic: Traffic = field(repr=False)
     policy: Policy
     replicas: int
+    router: str
     servers: int
     max_batch: int
     block: int
@@ -351,8 +353,8 @@ class Simulation(Rows):
             "techniques": list(map(str, self.setting.techniques)), "policy": str(self.policy),
             "library": kernels.library if kernels and self.expected else None,
             "engine": self.setting.engine.name if self.setting.engine else None,
-            "replicas": self.replicas, "prefill_replicas": self.prefill_replicas, "copies": self.replicas,
-            "readers": self.prefill_replicas,
+            "router": self.router, "replicas": self.replicas, "prefill_replicas": self.prefill_replicas,
+            "copies": self.replicas, "readers": self.prefill_replicas,
             "prefill_hardware": self.reads.hardware.name if self.reads else None,
             "max_batch": self.max_batch, "block": self.block, "seed": self.seed, "requests": len(self.traffic),
             "empty_requests": self.traffic.empty,

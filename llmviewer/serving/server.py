@@ -8,19 +8,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import lru_cache
 from math import ceil, inf, isnan, sqrt
+from operator import attrgetter
 
 import numpy as np
 
 from ..expectation.engines import DIRECT, Frontend
 from ..workload import Spans
+from .arrivals import Arrivals, Inbox
 from .kv_cache import Caches
 from .lengths import Tokens
 from .metrics import Served, Span, Usage
 from .orders import PreemptiveQueue, waiting_queue
 from .policy import Policy
 from .request_states import RequestStates
+from .routers import RequestRouter
 from .running_batch import RunningBatch
 from .scheduler import Chunks, Scheduler
 from .step_times import Groups
@@ -44,7 +48,46 @@ def serve(
     Raises InputError if a request does not fit the KV memory alone.
     """
     passes = np.full(len(traffic), int(prefilled), dtype=np.int64)
-    return _Server(steps, traffic, policy, max_batch, block, passes=passes, frontend=frontend).run(progress)
+    requests = RequestStates(traffic, passes, frontend)
+    caches = Caches.of(steps, traffic, policy, block)
+    server = _Server(
+        steps, traffic, policy, max_batch=max_batch, requests=requests, caches=caches, arrivals=requests.arrivals
+    )
+    return server.run(progress)
+
+
+def serve_routed(
+    steps: Steps, traffic: Traffic, router: type[RequestRouter], servers: int, *, policy: Policy, max_batch: int,
+    block: int, frontend: Frontend = DIRECT,
+    progress: Callable[[int], object] = lambda finished: None,
+) -> Served:  # fmt: skip
+    """Simulates servers behind a router until all requests are finished, the others as for serve().
+
+    The server whose clock is behind takes a step, or decode steps until a request may arrive; a request is routed when
+    no clock is before its arrival.
+    """
+    requests = RequestStates(traffic, np.zeros(len(traffic), dtype=np.int64), frontend)
+    arrivals, caches = requests.arrivals, Caches.of(steps, traffic, policy, block)
+    replicas = [
+        _Server(steps, traffic, policy, max_batch=max_batch, requests=requests, caches=caches, arrivals=Inbox())
+        for _ in range(servers)
+    ]
+    routing = router(traffic, replicas)
+    sent_later = bool(traffic.in_flight or traffic.calls)
+    while True:
+        busy = sorted((each for each in replicas if each.num_requests), key=attrgetter("clock_s"))
+        if not busy and arrivals.count == len(traffic):
+            break
+        if not busy or arrivals.next_ready_s <= busy[0].clock_s:
+            ready_s, request = arrivals.next_ready_s, arrivals.take()
+            replicas[routing.route(request)].receive(request, ready_s)
+            continue
+        answers_s = min([each.earliest_finish_s() for each in busy[1:]], default=inf) if sent_later else inf
+        busy[0].advance(min(arrivals.next_ready_s, answers_s))
+        progress(arrivals.count - sum([each.num_requests for each in replicas]))
+    usages = [each.usage() for each in replicas]
+    usage = Usage(**{f.name: sum(getattr(each, f.name) for each in usages) for f in fields(Usage)})
+    return _served(requests, usage)
 
 
 def serve_saturated(
@@ -61,30 +104,46 @@ def serve_saturated(
     """
     not_started = np.zeros(len(traffic) - len(passes), dtype=np.int64)
     all_passes = np.concatenate((passes, not_started))
-    return _Server(steps, traffic, policy, max_batch, block, passes=all_passes).run_saturated(progress)
+    requests = RequestStates(traffic, all_passes)
+    caches = Caches.of(steps, traffic, policy, block)
+    server = _Server(
+        steps, traffic, policy, max_batch=max_batch, requests=requests, caches=caches, arrivals=requests.arrivals
+    )
+    return server.run_saturated(progress)
+
+
+def _served(requests: RequestStates, usage: Usage) -> Served:
+    """Results of all requests."""
+    return Served(
+        arrival_s=np.array(requests.arrivals.arrival_s), start_s=np.array(requests.admitted_s),
+        first_s=np.array(requests.first_token_s), finish_s=np.array(requests.finish_s),
+        gap_s=np.array(requests.max_gap_s), preempted=np.array(requests.preemptions),
+        known=np.array(requests.cached_tokens), usage=usage,
+    )  # fmt: skip
 
 
 class _Server:
     """State of a server between two steps.
 
     totals       fields of Usage so far
+    arrivals     requests on their way to it
     launched_s   start of the last step, before which the next one was scheduled if steps are launched ahead
     unpolled     decode steps since the scheduler last looked for requests; policy.poll or more: it looks now
     """
 
     def __init__(
-        self, steps: Steps, traffic: Traffic, policy: Policy, max_batch: int, block: int, *, passes: Tokens,
-        frontend: Frontend = DIRECT,
+        self, steps: Steps, traffic: Traffic, policy: Policy, *, max_batch: int, requests: RequestStates,
+        caches: Caches, arrivals: Arrivals | Inbox,
     ) -> None:  # fmt: skip
-        self.steps, self.policy, self.requests = steps, policy, RequestStates(traffic, passes, frontend)
+        self.steps, self.policy, self.requests, self.arrivals = steps, policy, requests, arrivals
         self.totals: defaultdict[str, float] = defaultdict(float)
-        caches = Caches.of(steps, traffic, policy, block)
         waiting = waiting_queue(policy, self.requests, steps, traffic)
         self.scheduler = Scheduler(steps, policy, max_batch, caches, self.requests, waiting=waiting, totals=self.totals)
         self.batches = self.scheduler.batches
-        self.arrivals = self.requests.arrivals
         self.clock_s, self.peak_bytes = 0.0, 0.0
-        self.launched_s, self.unpolled, self._ahead = 0.0, policy.poll, frontend.ahead
+        self._fewest_passes = min(requests.total_passes)
+        self._new: set[int] = set()  # requests of a router that were not admitted when this was last asked
+        self.launched_s, self.unpolled, self._ahead = 0.0, policy.poll, requests.frontend.ahead
 
     @property
     def _finished(self) -> int:
@@ -100,13 +159,53 @@ class _Server:
             scheduler.admit_waiting(self.clock_s)
             self._step()
             progress(self._finished)
-        self.totals["known_at_most"] = scheduler.known_at_most()
-        return Served(
-            arrival_s=np.array(self.arrivals.arrival_s), start_s=np.array(requests.admitted_s),
-            first_s=np.array(requests.first_token_s), finish_s=np.array(requests.finish_s),
-            gap_s=np.array(requests.max_gap_s), preempted=np.array(requests.preemptions),
-            known=np.array(requests.cached_tokens), usage=self._usage(self.totals),
-        )  # fmt: skip
+        return _served(requests, self.usage())
+
+    @property
+    def num_requests(self) -> int:
+        """Unfinished requests of a server behind a router."""
+        on_the_way = len(self.arrivals) if isinstance(self.arrivals, Inbox) else 0
+        return on_the_way + len(self.scheduler.waiting) + self.scheduler.num_running
+
+    @property
+    def kv_bytes(self) -> float:
+        """KV memory in use, and what requests that a router has sent and that were never admitted need at first. [B]"""
+        self._new = {request for request in self._new if isnan(self.requests.admitted_s[request])}
+        new_bytes = sum([self.scheduler.admission_bytes(request) for request in self._new])
+        return new_bytes + sum([self.scheduler.used_bytes(rank) for rank in self.scheduler.ranks])
+
+    def receive(self, request: int, ready_s: float) -> None:
+        """Adds a request from a router."""
+        assert isinstance(self.arrivals, Inbox)
+        if not self.num_requests:
+            self.clock_s = max(self.clock_s, ready_s)
+        self.arrivals.append(request, ready_s)
+        self._new.add(request)
+
+    def advance(self, horizon_s: float) -> None:
+        """Runs a step, or decode steps up to the next event, of a server behind a router; no further than to the first
+        step that ends after `horizon_s`.
+        """
+        assert isinstance(self.arrivals, Inbox)
+        self.arrivals.horizon_s = horizon_s
+        self._queue_arrivals()
+        self.scheduler.admit_waiting(self.clock_s)
+        self._step()
+
+    def earliest_finish_s(self) -> float:
+        """Lower limit of the time at which a request finishes: each pass takes at least a decode step of now. [s]"""
+        requests = self.requests
+        starting = [requests.total_passes[i] - requests.passes[i] for batch in self.batches for i in batch.prefilling]
+        passes = min([*(batch.remaining_steps for batch in self.batches), *starting])
+        if self.num_requests > self.scheduler.num_running:
+            passes = min(passes, self._fewest_passes)
+        if not any(batch.decoding for batch in self.batches):
+            return self.clock_s
+        return self.clock_s + passes * self.steps.decoding_s([self._decode_group(each, 0) for each in self.batches])
+
+    def usage(self) -> Usage:
+        """Time and work so far."""
+        return self._usage({**self.totals, "known_at_most": self.scheduler.known_at_most()})
 
     def run_saturated(self, progress: Callable[[int], object]) -> Span | None:
         """Measures from when all requests admitted at first are finished until the waiting queue is empty."""
@@ -240,12 +339,9 @@ class _Server:
             for completed_steps in (0, steps - 1)
         )
         slope_s = (last_s - first_s) / max(steps - 1, 1)
-        if (
-            not self.policy.drains
-            and (scheduler.order is not None or not scheduler.waiting)
-            and self.arrivals.next_ready_s < inf
-        ):
-            until_ready_s = self.arrivals.next_ready_s - self.clock_s
+        sees_arrivals = not self.policy.drains and (scheduler.order is not None or not scheduler.waiting)
+        if (self.arrivals.routed or sees_arrivals) and self.arrivals.horizon_s < inf:
+            until_ready_s = self.arrivals.horizon_s - self.clock_s
             steps = min(steps, self._steps_until_seen(until_ready_s, first_s, slope_s))
         if isinstance(scheduler.order, PreemptiveQueue):
             unchanged_s, swap_s = scheduler.order.unchanged_s(self.batches, self.clock_s), scheduler.take_swap_s()

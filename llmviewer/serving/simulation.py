@@ -31,7 +31,8 @@ from .metrics import Served, Usage
 from .outcome import DEFAULT_MAX_BATCH, Goals, Simulation
 from .policy import FIRST_COME_FIRST_SERVED, POLICIES, Policy, parse_policy
 from .prefill_pool import prefill, transfer_s
-from .server import serve
+from .routers import ROUND_ROBIN, ROUTERS
+from .server import serve, serve_routed
 from .steady import steady
 from .steps import Steps
 from .task_files import read_task
@@ -71,6 +72,7 @@ def simulate(
     max_batch: int | None = None,
     block: int | None = None,
     replicas: int = 1,
+    router: str | None = None,
     prefill_replicas: int = 0,
     prefill_hardware: str | Hardware | None = None,
     prefill_layout: str | Layout | None = None,
@@ -107,7 +109,8 @@ def simulate(
                       have at least so many
     max_batch         maximum running sequences; None: the limit of the engine, else 256, or `concurrency` if larger
     block             tokens per block of the KV cache; None: that of the engine, else 16
-    replicas          replicas of the model, each on the devices of `layout`; requests are assigned round-robin
+    replicas          replicas of the model, each on the devices of `layout`
+    router            which replica serves a request, one of ROUTERS; None: "round-robin"
     prefill_replicas  additional replicas that run all prefills, on `prefill_hardware` and in `prefill_layout` if given;
                       the others then only decode
     kv_transfer       as in disaggregate(); None: "after"
@@ -188,7 +191,8 @@ def simulate(
     default_max_batch = engine_max_batch or max(DEFAULT_MAX_BATCH, traffic.in_flight or 0)
     run_options: dict[str, Any] = {
         "traffic": traffic.with_acceptance(Steps(setting).acceptance_probabilities, seed),
-        "replicas": whole_number("replicas", replicas), "block": block, "years": years,
+        "replicas": whole_number("replicas", replicas), "router": _router_name(router, prefill_replicas, parsed_policy),
+        "block": block, "years": years,
         "seed": None if arrivals else seed,
         "max_batch": whole_number("max_batch", default_max_batch if max_batch is None else max_batch),
         "goals": Goals(ttft_s=ttft, tpot_s=tpot), "client": client or "",
@@ -262,6 +266,22 @@ def _traffic(
         "prompts": lengths[0], "gens": lengths[1], "requests": count, "generator": generator,
     }  # fmt: skip
     return closed_loop(in_flight=clients, **drawn) if rate is None else poisson(rate=rate, **drawn)
+
+
+def _router_name(name: str | None, prefill_replicas: int, policy: Policy) -> str:
+    """Name of a router.
+
+    Raises InputError for an unknown one, and where the load of replicas at an arrival is not simulated.
+    """
+    if name is None or name == ROUND_ROBIN:
+        return ROUND_ROBIN
+    if name not in ROUTERS:
+        raise InputError(f"router must be one of {', '.join(ROUTERS)}; got {name!r}")
+    if prefill_replicas:
+        raise InputError(f"router must be left out with prefill_replicas, which serve requests in turn; got {name!r}")
+    if policy.padded:
+        raise InputError(f"router must be left out with policy {policy}, whose batches run to their end; got {name!r}")
+    return name
 
 
 def _call_source(
@@ -402,9 +422,11 @@ def _simulate_colocated(
     steps, traffic = Steps(setting, expected), common["traffic"]
     limits: dict[str, Any] = {"policy": policy, "max_batch": common["max_batch"]}
     servers, offered = common["replicas"] * steps.rank_sets, traffic.rate / common["replicas"]
-    served = _serve_replicas(
-        steps, traffic, servers, progress, block=common["block"], frontend=steps.frontend, **limits
-    )
+    router, options = common["router"], {"block": common["block"], "frontend": steps.frontend, **limits}
+    if router == ROUND_ROBIN:
+        served = _serve_replicas(steps, traffic, servers, progress, **options)
+    else:
+        served = serve_routed(steps, traffic, ROUTERS[router], servers, progress=progress, **options)
     hit_traffic = replace(traffic, cached=served.known) if traffic.blocks else traffic
     sent_later = traffic.in_flight or traffic.calls
     has_closed_form = (

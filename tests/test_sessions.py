@@ -389,6 +389,8 @@ def test_session_rows_follow_each_other_and_repeat_the_conversation(tmp_path):
         ({"wait_for": ["z"], "request_id": 1}, "2: wait_for must name request_ids of lines before; got 'z'"),
         ({"wait_for": "a", "request_id": 1}, "2: wait_for must be a list of request_ids; got 'a'"),
         ({"wait_for": [], "request_id": "a"}, "2: a request of a session must have a name of its own; got 'a'"),
+        ({"chat_id": 1, "parent_chat_id": [1]}, "2: parent_chat_id must be a number or text; got [1]"),
+        ({"chat_id": [1]}, "2: a request of a session must have a name of its own; got [1]"),
         ({"wait_for": []}, "2: a request of a session must have a name of its own; got None"),
         ({"wait_for": ["a"], "request_id": 1, "delay": -1}, "2: delay must be 0 to 1e+09 ms; got -1"),
         ({"wait_for": ["a"], "request_id": 1, "tool_wait_ms": "3"}, "2: delay must be 0 to 1e+09 ms; got '3'"),

@@ -214,6 +214,8 @@ def _call(line: Mapping[str, object], where: str, last: dict[str, object], names
     delay_s = sum(map(float, milliseconds)) / 1000 if milliseconds else None  # type: ignore[arg-type]
     if "chat_id" in line:
         name, parent = line["chat_id"], line.get("parent_chat_id", -1)
+        if not isinstance(parent, str | int):
+            raise InputError(f"{where}: parent_chat_id must be a number or text; got {parent!r}")
         call = _Call(name, (parent,) if parent in names else (), None, "session")
     elif "wait_for" in line:
         awaited = line["wait_for"]

@@ -34,6 +34,8 @@ FEATURES: Final[Mapping[str, str]] = {  # methods of Workload; braces hold their
     "distinct_experts": "experts selected by any token, {1:,g} of {0:,g} per token",
     "expert_rows": "rows of {0:,g} experts with a capacity factor of {2:g}",
     "fft": "points of Fourier transforms times their logarithm",
+    "history_fft": "points of Fourier transforms of whole contexts times their logarithm",
+    "longest_context": "tokens of the longest sequence",
 }
 STREAMS: Final[Mapping[str, str]] = {  # parts of the workload that some blocks process
     "": "",
@@ -48,6 +50,7 @@ STREAMS: Final[Mapping[str, str]] = {  # parts of the workload that some blocks 
     "sampled": "for a share of {0:.3g} of the tokens",
     "sampled_sequences": "for a share of {0:.3g} of the sequences",
     "pass_fraction": "in a share of {0:.3g} of the passes",
+    "resized": "at a share of {0:.3g} of the positions",
     "thinned": "for a share of {0:.3g} of cached and new tokens",
     "single": "of sequences as one token each",
     "evicted": "with {0:,g} cached tokens retained",

@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 PREDICTIONS: Final = ("expected", "bound")
 
 _SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "cross", "star")
-_ERROR_TICKS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+_ERROR_TICKS: Final = (0.01, 0.03, 0.1, 0.3, 1.0)  # as many as a phone has room for
 _BAND: Final = 0.2  # relative error of the dotted lines
 _MAX_SVG: Final = 5000  # points that a browser draws fast without WebGL
 _MAX_DEPTH: Final = 100  # measured over predicted times at the lower edge of a figure

@@ -168,7 +168,7 @@ class Server:
 
     def with_link(self, link, values=(), changed=None):
         """Every request of a page at a link."""
-        links = {(name, "data"): link for name in ("link", "asked", "changes-of", "timeline-asked")}
+        links = {(name, "data"): link for name in ("link", "asked", "changes-of", "timeline-asked", "network-of")}
         clicks = {(spec["id"], "n_clicks"): 1 for one in self.callbacks.values() for spec in one["inputs"]}
         given = {
             **links,

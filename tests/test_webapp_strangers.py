@@ -24,7 +24,7 @@ from llmviewer.webapp.state import FIELD_TYPES, MAX_FILE_BYTES, MAX_FILES, File,
 from . import fuzz_page
 from .fuzz_page import CONFIG, UPDATE, Server, Watch, dropped, hostile, hostile_techniques
 
-LINKS = ("link", "asked", "changes-of", "timeline-asked")  # stores that hold one
+LINKS = ("link", "asked", "changes-of", "timeline-asked", "network-of")  # stores that hold one
 
 
 @pytest.fixture(scope="module")

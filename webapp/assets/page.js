@@ -264,7 +264,7 @@ const repairRoles = () => { // of Dash components, in which a screen reader woul
     group.setAttribute("role", "radiogroup");
     group.setAttribute("aria-label", group.closest(".tabs") ? "View" : labelOf(group));
   }
-  for (const option of document.querySelectorAll("[role=radiogroup] > [role=option]")) {
+  for (const option of document.querySelectorAll("[role=radiogroup] > :is([role=option], [aria-selected])")) {
     option.removeAttribute("role");
     option.removeAttribute("aria-selected");
   }
@@ -273,7 +273,8 @@ const repairRoles = () => { // of Dash components, in which a screen reader woul
     target.setAttribute("aria-label", labelOf(target));
   }
   const several = document.querySelector("#on[aria-labelledby^='on-value-count']");
-  several?.setAttribute("aria-labelledby", "label-on on"); // all that is seen, in its order
+  several?.removeAttribute("aria-labelledby"); // its label names it; the devices, of which some may be cut off, describe it
+  several?.setAttribute("aria-describedby", "on-value on-value-count");
 };
 let closed = false;
 let tabShown = "";
@@ -292,7 +293,7 @@ new MutationObserver(() => {
   if (!settings || closed) return;
   closed = true;
   if (window.innerWidth < 900) settings.open = false;
-}).observe(document, { childList: true, subtree: true });
+}).observe(document, { childList: true, subtree: true, attributeFilter: ["aria-selected"] });
 
 /* Results belong to the current controls only once every request is answered. Until then they are faded, and a bar shows
    the reason: a slow request, or a server that refused it, failed or could not be reached. */

@@ -12,7 +12,7 @@ import numpy as np
 from llmviewer.analyzing.facts import finite
 from llmviewer.expectation.families import FAMILIES
 from llmviewer.expectation.index import index
-from llmviewer.expectation.profile import Error, KernelFit
+from llmviewer.expectation.profile import NO_KERNEL, Error, KernelFit
 from llmviewer.reports.accuracy_figures import Cloud, LibraryError, predicted_and_measured, profile_errors
 from llmviewer.reports.page_figures import PageFigure, page_figure
 from llmviewer.reports.tables import Table
@@ -94,10 +94,9 @@ def errors_figure(results: Sequence[DeviceResult]) -> PageFigure:
         text = f"<b>{words}</b><br>{_percent(error.mape)} off, {counted(fit.rows, 'row')}"
         named.setdefault(fit.device, []).append(LibraryError(_family_label(fit.family), error.mape, text))
     for (family, kernels, similarity), error in sorted(index().errors.items()):
-        text = f"<b>{kernels}</b>, transferred from {similarity}<br>{_percent(error.mape)} off"
-        named.setdefault(f"transferred from {similarity}", []).append(
-            LibraryError(_family_label(family), error.mape, text)
-        )
+        source = "without kernels to transfer" if similarity == NO_KERNEL else f"transferred from {similarity}"
+        text = f"<b>{kernels}</b>, {source}<br>{_percent(error.mape)} off"
+        named.setdefault(source, []).append(LibraryError(_family_label(family), error.mape, text))
     order = [_family_label(name) for name in FAMILIES]
     named = {name: sorted(dots, key=lambda dot: order.index(dot.row)) for name, dots in named.items()}
     about = "mean error on held-out shapes; one dot per library, data type and kernel"

@@ -33,6 +33,8 @@ FEATURES: Final[Mapping[str, str]] = {  # methods of Workload; braces hold their
     "source_tokens": "cached encoder tokens",
     "distinct_experts": "experts selected by any token, {1:,g} of {0:,g} per token",
     "expert_rows": "rows of {0:,g} experts with a capacity factor of {2:g}",
+    "history_fft": "points of Fourier transforms over twice the context, times their logarithm",
+    "longest_context": "tokens of the longest sequence",
     "fft": "points of Fourier transforms times their logarithm",
     "history_fft": "points of Fourier transforms of whole contexts times their logarithm",
     "longest_context": "tokens of the longest sequence",

@@ -54,6 +54,7 @@ STREAMS: Final[Mapping[str, str]] = {  # parts of the workload that some blocks 
     "pass_fraction": "in a share of {0:.3g} of the passes",
     "resized": "at a share of {0:.3g} of the positions",
     "thinned": "for a share of {0:.3g} of cached and new tokens",
+    "resized": "at a resolution with a share of {0:.3g} of the positions",
     "single": "of sequences as one token each",
     "evicted": "with {0:,g} cached tokens retained",
 }

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 
+from llmviewer import records
 from llmviewer.records import frozen
 
 
@@ -152,3 +153,48 @@ def test_checks_run_and_fields_stay():
     match pair:
         case Pair(first, second):
             assert (first, second) == (1, 5)
+
+
+def test_required_positional_fields_come_first():
+    with pytest.raises(TypeError, match="Late: last must precede"):
+
+        @frozen
+        class Late:
+            first: int = 1
+            last: int
+
+
+def test_many_instances_are_made_as_the_first_are():
+    """The compiled `__init__` has the same defaults, factories, checks and refusals."""
+
+    @frozen
+    class Place:
+        row: int
+        column: int = field(default=2, kw_only=True)
+        notes: list = field(default_factory=list)
+        seen: dict = field(default_factory=dict, init=False)
+        level: float = field(default=0.5, init=False)
+
+        def __post_init__(self):
+            if self.row < 0:
+                raise ValueError("row")
+
+    general = Place.__init__
+    first = [Place(1), Place(1, ["a"], column=3), Place(row=1, column=3, notes=["a"])]
+    for _ in range(records._INSTANCES_TO_COMPILE):
+        Place(1)
+    assert Place.__init__ is not general
+    later = [Place(1), Place(1, ["a"], column=3), Place(row=1, column=3, notes=["a"])]
+    assert list(map(vars, later)) == list(map(vars, first))
+    assert Place(1).notes is not Place(1).notes
+    assert dataclasses.replace(later[1], row=4) == Place(4, ["a"], column=3)
+    assert later[1] == first[1] == copy.deepcopy(later[1])
+    with pytest.raises(ValueError, match="row"):
+        Place(-1)
+    for wrong in ({}, {"row": 1, "seen": {}}, {"row": 1, "rwo": 2}):
+        with pytest.raises(TypeError, match=r"Place\.__init__"):
+            Place(**wrong)
+    with pytest.raises(TypeError, match="positional"):
+        Place(1, [], 3)
+    with pytest.raises(FrozenInstanceError):
+        later[0].row = 2

@@ -306,6 +306,7 @@ def test_operator_table_shows_main_columns_without_scrolling_and_others_on_reque
     heads = "[...document.querySelectorAll('#operators .ag-header-cell')].map(c => c.innerText)"
     room = "(e => [e.scrollWidth, e.clientWidth])(document.querySelector('#operators .ag-center-cols-viewport'))"
     shown = ["operator", "device", "bound", "time >=", "share", "expected", "expected share", "OP/B"]
+    page.wait_for_function(f"{heads}.filter(head => head.trim()).length === {len(shown)}")  # which are drawn last
     assert [" ".join(head.split()) for head in page.evaluate(heads)] == shown
     needed, there = page.evaluate(room)
     assert needed <= there

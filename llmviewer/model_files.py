@@ -448,7 +448,8 @@ def _of_description(file: Section, name: str) -> Model:
         raise file.error("name", f"must be the name of the file, {name}; got {file.text('name')!r}")
     source = file.section("source")
     source.only(("repository", "revision", "file", "note"))
-    where = f"{source.text('repository')} {source.text('file')}"
+    repository = source.text("repository")
+    where = source.text("file") if repository == "none" else f"{repository} {source.text('file')}"
     model = _from_config(
         file.section("config"),
         name=name,

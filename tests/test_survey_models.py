@@ -58,3 +58,7 @@ def test_thin_models_of_phones_fit_a_phone():
     """arXiv:2402.14905, introduction: an app of a phone has about a tenth of its memory, which 8 bits of 350M leave."""
     found = analyze("mobilellm-350m", "a18-pro", quant="W8A16", gen=16)
     assert found.memory.total_bytes < 0.1 * 8e9
+
+
+def test_the_source_of_a_model_without_repository_is_its_paper():
+    assert load_model("gpt-3").source == "arXiv:2005.14165, table 2.1"

@@ -610,6 +610,8 @@ def test_the_mark_that_spreadsheets_begin_a_file_with_is_passed_over(tmp_path):
         ("timestamp,prompt,gen\n1,1,99999999999\n", "gen must be a whole number from 0 to 16777216; got '99999999999'"),
         ("timestamp,prompt,gen\n1,1,0\n", "has no request with output tokens"),
         ("", "timestamp: must be a column of the header, which has none"),
+        ("timestamp,prompt,gen,sesion\n1,1,1,a\n", "sesion: unknown column; did you mean session"),
+        ("timestamp,prompt,gen,Tenants\n1,1,1,a\n", "tenants: unknown column; did you mean tenant"),
     ],
 )
 def test_files_that_are_wrong(tmp_path, text, said):

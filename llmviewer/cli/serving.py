@@ -67,7 +67,8 @@ def _in_flight(_: click.Context, parameter: click.Parameter, value: str | None) 
     type=shared.PATH,
     metavar="FILE",
     help="In place of --rate and lengths, a trace: a CSV file with columns timestamp, prompt, gen and optionally "
-    "cached (prefix-cache hits in tokens), or those of Azure's traces or BurstGPT; or a .jsonl file like Mooncake's.",
+    "cached (prefix-cache hits in tokens), session and tenant, or those of Azure's traces or BurstGPT; or a .jsonl "
+    "file like Mooncake's.",
 )
 @click.option(
     "--concurrency",

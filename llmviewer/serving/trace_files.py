@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from io import StringIO
 from itertools import takewhile
 from math import isfinite
@@ -35,6 +36,7 @@ _COLUMNS: Final = {
     _TENANT: ("tenant",),
 }
 _OPTIONAL: Final = (_CACHED, _SESSION, _TENANT)
+_SAME_NAME: Final = 0.85  # least similarity of a misspelled column
 _QWEN_BLOCK_TOKENS: Final = 16  # per hash_id of Qwen-Bailian's (github.com/alibaba-edu/qwen-bailian-usagetraces-anon)
 
 _MOONCAKE_FIELDS: Final = {
@@ -154,11 +156,20 @@ def _table(path: Path) -> Iterator[_TraceLine]:
             columns[key] = header
         elif key not in _OPTIONAL:
             raise InputError(f"{path}: {key}: must be a column of the header, which has {', '.join(names) or 'none'}")
+    _check_spelling(path, names.keys() - {alias for aliases in _COLUMNS.values() for alias in aliases})
     last: dict[str, object] = {}  # request of each session
     for row in reader:
         texts = {key: (row[column] or "").strip() for key, column in columns.items()}
         call = _next_turn(last, session, None) if (session := texts.get(_SESSION)) else None
         yield _TraceLine(f"{path}:{reader.line_num}", texts, call=call)
+
+
+def _check_spelling(path: Path, unread: Iterable[str]) -> None:
+    """Raises InputError for a column that is not read, and whose name resembles that of an optional one."""
+    for name in sorted(unread):
+        similar = get_close_matches(name, _OPTIONAL, n=1, cutoff=_SAME_NAME)
+        if similar:
+            raise InputError(f"{path}: {name}: unknown column; did you mean {similar[0]}? Else give it another name")
 
 
 def _next_turn(last: dict[str, object], session: str, delay_s: float | None) -> _Call:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import isnan
 from typing import Final
 
+import numpy as np
+
 from llmviewer.sweeping.search import ArchitectureSearch, Shape
 from llmviewer.units import counted, seconds, si
 from llmviewer.variants.evaluation import Objective
@@ -50,7 +52,13 @@ def _outcome(result: ArchitectureSearch) -> str:
         smallest = min(map(float, result.numbers.total_bytes))
         if smallest > result.hardware.capacity:
             return f"Does not fit: the smallest needs {si(smallest)}B of {si(result.hardware.capacity)}B."
-        return "None is within the targets."
+        fits = result.numbers.total_bytes <= result.hardware.capacity
+        lowest = " and ".join(
+            f"the lowest {_TIMES[Objective(name.removesuffix('_s'))]} is >= "
+            f"{seconds(float(np.min(getattr(result.numbers, name)[fits])))}"
+            for name in result.targets.given()
+        )
+        return f"None is within the targets: of the shapes that fit, {lowest}."
     if not result.targets.given():
         return f"Largest: {_named(largest)}, {_size(largest, result)}."
     sentence = f"Largest at the bound: {_named(largest)}, {_size(largest, result)}."

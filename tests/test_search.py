@@ -12,6 +12,7 @@ from llmviewer.cli import main
 from llmviewer.reports.architecture_search import REPORT
 from llmviewer.sweeping.shapes import ShapeSpace, parse_shape_axis
 from llmviewer.sweeping.stacking import numbers_of
+from llmviewer.units import seconds
 
 from .cases import first_fast
 
@@ -138,7 +139,8 @@ def test_the_command_writes_every_format(tmp_path, capsys):
 def test_a_report_says_when_nothing_fits_or_is_fast_enough():
     slow = llmviewer.search("gpt2", "t4", {"depth": [12, 24]}, tpot=1e-6, bound=True)
     assert slow.largest is slow.largest_expected is None
-    assert "None is within the targets" in REPORT.headline(slow)
+    assert "None is within the targets: of the shapes that fit, the lowest TPOT is >= " in REPORT.headline(slow)
+    assert f">= {seconds(float(np.min(slow.numbers.tpot_s)))}." in REPORT.headline(slow)
     large = llmviewer.search("llama-3.1-405b", "t4", {"depth": [126, 200]}, bound=True)
     assert "Does not fit: the smallest needs" in REPORT.headline(large)
     assert REPORT.tables(large) == []
@@ -148,7 +150,7 @@ def test_a_report_says_when_nothing_fits_or_is_fast_enough():
     ("asked", "error"),
     [
         ({"over": {}}, "nothing to search over"),
-        ({"over": {"experts": [4]}}, "experts: the config of gpt2 has no field of it"),
+        ({"over": {"experts": [4]}}, "experts: the config of gpt2 has no field of it .*; its axes are depth"),
         ({"over": {"depht": [4]}}, "did you mean depth"),
         ({"over": {"depth": [0]}}, "depth must be a whole number of at least 1"),
         ({"over": {"depth": []}}, "must be a list of whole numbers"),

@@ -101,7 +101,11 @@ class ShapeSpace:
         if field:
             return field
         if axis in SHAPE_AXES:
-            raise InputError(f"{axis}: the config of {self.name} has no field of it ({', '.join(names)})")
+            axes = [
+                each for each, fields in SHAPE_AXES.items() if any(type(self._fields.get(n)) is int for n in fields)
+            ]
+            absent = f"the config of {self.name} has no field of it ({', '.join(names)})"
+            raise InputError(f"{axis}: {absent}; its axes are {', '.join(axes)}")
         numbers = [name for name, value in self._fields.items() if type(value) is int]
         raise InputError(f"no axis {axis!r} of the shape of {self.name}; {suggest(axis, (*SHAPE_AXES, *numbers))}")
 

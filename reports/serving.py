@@ -143,7 +143,11 @@ def lengths(traffic: Traffic) -> str:
 def headline(result: Simulation) -> str:
     """The request in one line."""
     traffic = result.traffic
-    rate = f"at {digits(traffic.task_rate)} {_UNITS[_kind(traffic)]}/s" if traffic.rate < np.inf else "all at the start"
+    rate = (
+        f"at {digits(traffic.task_rate)} {_UNITS[_kind(traffic)]}/s"
+        if traffic.task_rate < np.inf
+        else "all at the start"
+    )
     rate = f"concurrency {traffic.in_flight}" if traffic.in_flight else rate
     order = "" if result.reads else f", {result.policy}"
     order = f", {result.setting.engine.title}{order}" if result.setting.engine else order

@@ -233,7 +233,7 @@ def test_think_times_have_their_means(text, mean):
         ({"session_turns": "many"}, "got 'many'"),
         (
             {"session_turns": None, "think_time": "3"},
-            "think_time must be left out without session_turns, those of a session; got '3'",
+            "think_time must be left out without session_turns, the turns of a session; got '3'",
         ),
         ({"session_turns": None, "system_prompt": 3}, "system_prompt must be left out without session_turns"),
         ({"system_prompt": -1}, "system_prompt must be a whole number"),
@@ -407,3 +407,10 @@ def test_traces_with_sessions_exclude_prefill_replicas(tmp_path):
     read(tmp_path / "t.jsonl", [{"session_id": "x", "timestamp": 0, "input_length": 100, "output_length": 28}])
     with pytest.raises(InputError, match="sessions must be left out with prefill_replicas"):
         simulate(MODEL, DEVICE, arrivals=tmp_path / "t.jsonl", prefill_replicas=1)
+
+
+def test_one_session_of_a_trace_has_no_arrival_rate(tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("timestamp,prompt,gen,session\n0,100,20,a\n1,150,20,a\n", encoding="utf-8")
+    result = simulate(MODEL, DEVICE, arrivals=trace, bound=True)
+    assert "2 requests of 1 session all at the start," in REPORT.headline(result)

@@ -189,7 +189,7 @@ def test_more_tasks_at_once_take_longer_each_and_finish_more(task_file):
         ("calls: {a: {prompt: 0, gen: 1}}", "calls.a.prompt: must be a number of tokens"),
         ("calls: {a: {prompt: [1], gen: 1}}", "calls.a.prompt: must be a number or a distribution; got [1]"),
         ("calls: {a: {prompt: 1, gen: 1, wait: -2}}", "calls.a.wait must be a time"),
-        ("calls: {a: {prompt: 1, gen: 1, after: b}}", "calls.a.after: must name calls before it, none; got 'b'"),
+        ("calls: {a: {prompt: 1, gen: 1, after: b}}", "before it, but this is the first call; got 'b'"),
         ("calls: {a: {prompt: 1, gen: 1, after: 3}}", "calls.a.after: must be a call, or a list of calls; got 3"),
         ("calls: {a: {prompt: 1, gen: 1}, b: {prompt: 1, gen: 1, continues: b}}", "b.continues: must name calls"),
         ("calls: {a: {prompt: 1, gen: 1, parallel: 2}, b: {prompt: 1, gen: 1, continues: a}}", "a is parallel"),

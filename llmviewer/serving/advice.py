@@ -185,7 +185,10 @@ def advise(
     if gen < 2:
         raise InputError("gen must be at least 2, because techniques are compared over a whole generation; got 1")
     if not setting.model.generates:
-        raise InputError(f"{setting.model.name} does not generate: techniques are compared over a whole generation")
+        raise InputError(
+            f"{setting.model.name} does not generate: techniques are compared over a whole generation; "
+            "use llmviewer analyze --with TECHNIQUE"
+        )
     if setting.engine:
         setting.engine.check_accepts(prompt + gen)
     base = Evaluation(setting=setting, batch=size["batch"], prompt=size["prompt"], gen=size["gen"])

@@ -299,7 +299,9 @@ def _call_source(
     if session_turns is None:
         for name, value in (("think_time", think_time), ("system_prompt", system_prompt)):
             if value is not None:
-                raise InputError(f"{name} must be left out without session_turns, those of a session; got {value!r}")
+                raise InputError(
+                    f"{name} must be left out without session_turns, the turns of a session; got {value!r}"
+                )
         return read_task(Path(str(tasks))).traffic if tasks is not None else None
     lengths = length_distributions(prompts, gens)
     return partial(

@@ -156,7 +156,8 @@ def _call(section: Section, name: str, before: list[TaskCall]) -> TaskCall:
     for key, names in (("after", after), ("continues", [continues] if continues else [])):
         for other in names:
             if not isinstance(other, str) or other not in earlier:
-                raise section.error(key, f"must name calls before it, {', '.join(earlier) or 'none'}; got {other!r}")
+                choices = f"one of {', '.join(earlier)}" if earlier else "but this is the first call"
+                raise section.error(key, f"must name calls before it, {choices}; got {other!r}")
     if continues and earlier[continues].parallel is not _one:
         raise section.error("continues", f"must name a single call, and {continues} is parallel")
     if section.has("repeat") != section.has("at_most"):

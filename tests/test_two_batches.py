@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import llmviewer
 from llmviewer.cli import main
+from llmviewer.comparing.cells import launch_together
 from llmviewer.errors import InputError
 from llmviewer.operators.collectives import Collective
 from llmviewer.parallel.layout import Layout, parse_layout
@@ -172,6 +173,16 @@ def test_two_batch_overlap_is_refused_as_a_technique(capsys):
     assert main(["analyze", "deepseek-v3", "h100-sxm", "--dp", "8", "--ep", "8", "--with", "two-batch-overlap"]) == 2
     said = "no technique 'two-batch-overlap': it is part of the layout; give it as --two-batch-overlap, or in --layout"
     assert capsys.readouterr() == ("", f"llmviewer: {said}\n")
+
+
+def test_products_that_leave_cores_free_take_as_long_on_devices_launched_together():
+    """Products in fp8 of SGLang, beside collectives, are slower in a prefill alone."""
+    asked = {"layout": f"{PLAIN} two-batch-overlap", "batch": 512, "prompt": 300, "gen": 20, "engine": "sglang"}
+    one = llmviewer.analyze("deepseek-v3", "h100-sxm", **asked).generation
+    cells = llmviewer.compare("deepseek-v3", ["h100-sxm", "h200-sxm"], **asked).cells
+    launch_together(cells)
+    assert cells[0].expected.ttft.expected == pytest.approx(one.expected_ttft_s)
+    assert cells[0].expected.tpot.expected == pytest.approx(one.expected_tpot_s)
 
 
 def test_analysis_sweep_comparison_and_simulation_agree():

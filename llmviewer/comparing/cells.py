@@ -469,6 +469,7 @@ def launch_together(cells: Iterable[Cell]) -> None:
             launched = PassLaunches(
                 operators=fleet.operators, launches=sequences[*library, id(graph)],
                 bounds=[bounds[id(one.busy_s)] for one in operators], prefills=workload.prefills,
+                prefilling=workload.prefills,
             )  # fmt: skip
             cell.result.take_launches(name, launched)
 

@@ -58,7 +58,7 @@ class ExpectedLaunch:
     implementations  kernels and sources whose errors it has
     run_probability  share of passes in which it runs; times are means over all passes
     core_time_s      core time of a collective, as time of all cores [s]
-    held_s           time that a product takes longer beside collectives, whose cores it leaves free [s]
+    slowdown_s       time by which a product is slower as it leaves the cores of overlapping collectives free [s]
     """
 
     expected: Array
@@ -69,7 +69,7 @@ class ExpectedLaunch:
     implementations: tuple[str, ...]
     run_probability: Num = 1.0
     core_time_s: Num = 0.0
-    held_s: Num = 0.0
+    slowdown_s: Num = 0.0
 
     @classmethod
     def of(cls, expectation: Expectation, implementations: tuple[str, ...]) -> ExpectedLaunch:
@@ -173,15 +173,15 @@ class ExpectedPass:
         but not beside products that leave those cores free, which take longer by themselves. [s]
         """
         rows = [(row.operator, row.block.repeat, one) for row, one in zip(self.operators, self.launches, strict=True)]
-        taken_s: Num = sum((count * one.core_time_s for op, count, one in rows if op.overlapped), start=np.zeros(1))
-        products = [(count, one) for _, count, one in rows if np.any(one.held_s)]
+        shared_s: Num = sum((count * one.core_time_s for op, count, one in rows if op.overlapped), start=np.zeros(1))
+        products = [(count, one) for _, count, one in rows if np.any(one.slowdown_s)]
         if not products:
-            return taken_s
-        held_s: Num = sum((count * one.held_s for count, one in products), start=np.zeros(1))
-        leaving_s: Num = sum((count * one.expected for count, one in products), start=held_s)
-        computing_s: Num = sum((count * one.expected for op, count, one in rows if not op.overlapped), start=held_s)
-        others_share = np.where(np.greater(held_s, 0), 1 - np.divide(leaving_s, computing_s), 1.0)
-        return held_s + taken_s * others_share
+            return shared_s
+        slowdown_s: Num = sum((count * one.slowdown_s for count, one in products), start=np.zeros(1))
+        products_s: Num = sum((count * one.expected for count, one in products), start=slowdown_s)
+        computing_s: Num = sum((count * one.expected for op, count, one in rows if not op.overlapped), start=slowdown_s)
+        others_share = np.where(np.greater(slowdown_s, 0), 1 - np.divide(products_s, computing_s), 1.0)
+        return slowdown_s + shared_s * others_share
 
     @cached_property
     def _lanes(self) -> dict[Lane, list[int]]:

@@ -41,15 +41,15 @@ class PassLaunches:
 
     bounds  lower bound of one launch of each operator, [point] or [device, point]; blocks with equal operators share
             one array [s]
-    prefills  whether it prefills, so that no CUDA graph of decode steps replays it
-    reading   the same of each point, of passes of both kinds
+    prefills    whether it prefills, so that no CUDA graph of decode steps replays it
+    prefilling  whether each point does, where points of both kinds are evaluated together
     """
 
     operators: Sequence[OperatorEstimate | PlannedOperator]
     launches: Sequence[KernelSequence]
     bounds: Sequence[Array]
-    prefills: bool = False
-    reading: Num = False
+    prefills: bool
+    prefilling: Num
 
     @classmethod
     def of(
@@ -60,7 +60,7 @@ class PassLaunches:
         size = max((bound.size for bound in bounds), default=1)  # of operators that do the same at all points, 1
         bounds = [bound if bound.size == size else np.broadcast_to(bound, (size,)) for bound in bounds]
         prefills = workload.prefills
-        return cls(operators=rows, launches=launches, bounds=bounds, prefills=prefills, reading=prefills)
+        return cls(operators=rows, launches=launches, bounds=bounds, prefills=prefills, prefilling=prefills)
 
     @cached_property
     def groups(self) -> list[tuple[list[KernelSequence], Sequence[Array], Array]]:
@@ -233,13 +233,13 @@ class Launcher:
     def launch_all(self, one: PassLaunches, times: Iterator[ExpectedLaunch | None]) -> ExpectedPass:
         """Expected pass from the times of its kernels."""
         launches: list[ExpectedLaunch | None] = [None] * len(one.operators)
-        held_share = self._held_share(one)
+        slowdown = self._slowdown(one)
         for same, bounds, total_bound in one.groups:
             kernel_times = {id(kernel): next(times) for kernel in same[0].all_kernels}
             expected = self._launch(same[0], total_bound, kernel_times)
             shares = [expected.share(bound, total_bound) for bound in bounds]
-            if self._leaves_cores(same[0]) and np.any(held_share):
-                shares = [replace(share, held_s=held_share * share.expected) for share in shares]
+            if self._leaves_cores(same[0]) and np.any(slowdown):
+                shares = [replace(share, slowdown_s=slowdown * share.expected) for share in shares]
             for launch in same:
                 for place, share in zip(launch.members, shares, strict=True):
                     launches[place] = share
@@ -247,9 +247,9 @@ class Launcher:
         host = self.host.of_step(prefills=one.prefills)
         return ExpectedPass(operators=tuple(one.operators), launches=expected_launches, host=host)
 
-    def _held_share(self, one: PassLaunches) -> Num:
+    def _slowdown(self, one: PassLaunches) -> Num:
         """Share by which products take longer that leave the cores of overlapping collectives free."""
-        if not self.limited_products or not np.any(one.reading):
+        if not self.limited_products or not np.any(one.prefilling):
             return 0.0
         cores_in_use = [
             launch.sending.cores
@@ -257,7 +257,7 @@ class Launcher:
             if launch.sending and one.operators[launch.members[0]].operator.overlapped
         ]
         cores = max(cores_in_use, default=0.0)
-        return np.where(one.reading, cores / (self.cores - cores), 0.0)
+        return np.where(one.prefilling, cores / (self.cores - cores), 0.0)
 
     def _leaves_cores(self, launch: KernelSequence) -> bool:
         return any(

@@ -240,7 +240,11 @@ class Placement:
                     bounds = {launch_key: rows_of(op.time_s, list(rows)) for launch_key, op in distinct.items()}
                     every = [bounds[id(op.busy_s)] for op in operators]
                     launched = PassLaunches(
-                        operators=fleet.operators, launches=sequences[key], bounds=every, reading=reading
+                        operators=fleet.operators,
+                        launches=sequences[key],
+                        bounds=every,
+                        prefills=False,
+                        prefilling=reading,
                     )
                     yield _FleetLaunches(passes, group_places, group_kernels, launched)
 

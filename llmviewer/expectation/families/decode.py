@@ -267,7 +267,7 @@ class Decode(Family):
             cores=device.cores,
         )
         splits = np.asarray(shapes["splits"], dtype=float)[:, None]
-        cut = _given(_cut(caches, ways, single=group <= 1, other=tile.other), caches, splits)
+        cut = _with_splits(_cut(caches, ways, single=group <= 1, other=tile.other), caches, splits)
         waves, busy, filled = _rounds(caches, cut)
         masked = tile.other & ("masked" in ways)
         skipped = bool(WINDOW_SKIPPING & set(ways)) & ~tile.other
@@ -426,7 +426,7 @@ def _cut(caches: DecodeCaches, ways: Collection[str], *, single: Array, other: A
     return _Cut(able=able, parts=parts, used=used, keys=keys, places=places, idle=idle)
 
 
-def _given(cut: _Cut, caches: DecodeCaches, splits: Array) -> _Cut:
+def _with_splits(cut: _Cut, caches: DecodeCaches, splits: Array) -> _Cut:
     """`cut` with the number of parts that is given, where it is not 0; another launch adds up their results."""
     is_given = splits > 0
     if not np.any(is_given):

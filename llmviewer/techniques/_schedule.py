@@ -100,6 +100,10 @@ class Schedule:
         """Tokens after the first of each sequence, per pass of the model."""
         return self.steps / sum(run.passes for run in self.rest if run.main)
 
+    def passes_over_prompts(self, name: str, plan: Plan) -> tuple[Run, ...]:
+        """Passes of another network over the prompts that the model processes."""
+        return tuple(replace(run, name=name, plan=plan, main=False) for run in self.first if run.main)
+
     def map(
         self, *, first: Callable[[Run], Iterable[Run]] | None = None, rest: Callable[[Run], Iterable[Run]] | None = None
     ) -> Schedule:

@@ -51,8 +51,8 @@ class EncoderExit(Technique):
 
     layers: float = parameter("mean fraction of the layers that a sequence runs", 0.5, least=0, most=1, open=True)
     every: int = parameter("layers between exits", 1, least=1, most=1024)
-    classifier: str = parameter("what an exit has", "pooler", choices=("linear", "pooler", "student"))
-    classes: int = parameter("classes that an exit tells apart", 2, least=1, most=100_000)
+    classifier: str = parameter("classifier of an exit", "pooler", choices=("linear", "pooler", "student"))
+    classes: int = parameter("classes of a classifier", 2, least=1, most=100_000)
     width: int = parameter(
         "width of a student", 128, least=_STUDENT_HEADS, most=65_536, condition=Condition("classifier", ("student",))
     )
@@ -62,11 +62,13 @@ class EncoderExit(Technique):
         left = _shares_left(self.layers, self.every, total)
 
         def pieces() -> Iterator[Block]:
+            is_after_layers = False
             for block in graph.blocks:
                 if not (block.main and block.layers):
-                    last = any(layer.main and layer.layers for layer in graph.blocks[: graph.blocks.index(block)])
-                    yield replace(block, stream=sampled_sequences(left[-1])) if last and block.main else block
+                    is_head = block.main and is_after_layers
+                    yield replace(block, stream=sampled_sequences(left[-1])) if is_head else block
                     continue
+                is_after_layers = True
                 for layer in block.layers:
                     stream = sampled_sequences(left[layer // self.every])
                     name = f"{block.name}.{layer}"

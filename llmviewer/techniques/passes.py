@@ -121,9 +121,7 @@ class Skeleton(Parallel):
         if not self.router:
             return routed
         plan = setting.helper(self.router_model, None).plan
-        choosing = (
-            replace(r, name=f"choice by {self.router}", plan=plan, main=False) for r in schedule.first if r.main
-        )
+        choosing = schedule.passes_over_prompts(f"choice by {self.router}", plan)
         return replace(routed, first=(*choosing, *routed.first))
 
     def auxiliary_graphs(self, setting: SettingView) -> tuple[Graph, ...]:
@@ -276,6 +274,7 @@ class _Tree:
 
 @cache
 def _tree(branches: int, lead: float, depth: int) -> _Tree:
+    """Sequences of an answer that forks, by the parameters of `Fork`."""
     rows: list[tuple[float, float, float]] = []
 
     def grow(start: float, tokens: float, level: int) -> float:

@@ -91,10 +91,7 @@ class Compression(Rewritten):
         shorter = super().schedule(schedule, setting)
         if not self.scorer:
             return shorter
-        plan = self._scorer(setting).plan
-        scoring = (
-            replace(r, name=f"scoring by {self.scorer}", plan=plan, main=False) for r in schedule.first if r.main
-        )
+        scoring = schedule.passes_over_prompts(f"scoring by {self.scorer}", self._scorer(setting).plan)
         return replace(shorter, first=(*scoring, *shorter.first))
 
     def auxiliary_graphs(self, setting: SettingView) -> tuple[Graph, ...]:
@@ -152,14 +149,13 @@ class Retrieved(Rewritten):
 
     def schedule(self, schedule: Schedule, setting: SettingView) -> Schedule:
         longer = super().schedule(schedule, setting)
-        before: list[Run] = []
-        for run in (run for run in schedule.first if run.main):
-            if self.embedder:
-                plan = setting.helper(self.model, _SCORER_QUANT).plan
-                before.append(replace(run, name=f"embedding by {self.embedder}", plan=plan, main=False))
-            if self.vectors:
-                before.append(replace(run, name="search", plan=self._index(setting).plan, main=False))
-        return replace(longer, first=(*before, *longer.first))
+        retrieval: list[Run] = []
+        if self.embedder:
+            plan = setting.helper(self.model, _SCORER_QUANT).plan
+            retrieval += schedule.passes_over_prompts(f"embedding by {self.embedder}", plan)
+        if self.vectors:
+            retrieval += schedule.passes_over_prompts("search", self._index(setting).plan)
+        return replace(longer, first=(*retrieval, *longer.first))
 
     def auxiliary_graphs(self, setting: SettingView) -> tuple[Graph, ...]:
         embedder = (setting.helper(self.model, _SCORER_QUANT).graph,) if self.embedder else ()

@@ -35,7 +35,7 @@ class StructuredPruning(Technique):
     every matrix, embedding and head x hidden. Query heads go together with the keys and values that they share. Of
     experts as many are chosen as before, at most all that stay. Layers at either end can keep all heads, neurons and
     experts, as with LLM-Pruner (LLaMA 7B to 5.42 billion parameters: heads=0.75,ffn=0.75,first=4,last=2). With `mix`,
-    each layer has as many neurons as is said of it, as MatFormer's nested networks can be mixed and matched.
+    each layer keeps its own fraction of the neurons, as MatFormer's nested networks can be mixed and matched.
     Source: arXiv:2305.11627; arXiv:2310.06694; arXiv:2401.15024; experts: arXiv:2404.05089; mixed
     layers: arXiv:2310.07707.
     Use when: prefill, decode and memory should all shrink, on any device.
@@ -53,7 +53,7 @@ class StructuredPruning(Technique):
     layers: float = parameter("fraction of the layers that stays", 1.0, least=0, most=1)
     hidden: float = parameter("fraction of the hidden width that stays", 1.0, least=0, most=1)
     first: int = parameter("layers at the start that keep all heads, neurons and experts", 0, least=0)
-    last: int = parameter("layers at the end that do", 0, least=0)
+    last: int = parameter("layers at the end that keep all heads, neurons and experts", 0, least=0)
 
     def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
         num_layers = max(round(self.layers * graph.layers), 1)

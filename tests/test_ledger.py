@@ -94,8 +94,8 @@ def attention(heads, head_dim=128, **more):
     return {"mixer": {"kind": "attention", "num_heads": heads, "head_dim": head_dim, **more}}
 
 
-def ops(graph_of, prompt=1):
-    return float(setting(graph_of).plan.estimate(Workload.prefill(batch=1, prompt=prompt)).sum("ops"))
+def ops(name, prompt=1):
+    return float(setting(name).plan.estimate(Workload.prefill(batch=1, prompt=prompt)).sum("ops"))
 
 
 def test_every_claim_has_a_test():
@@ -204,9 +204,8 @@ def test_q_s3_10_and_q_s4_04_mixtral_has_13_billion_active():
     assert model("mixtral-8x7b").active_parameters / 1e9 == pytest.approx(12.88, abs=0.005)
 
 
-def test_q_s4_02_gpt_3_is_350_gb(tmp_path):
-    config = {"model_type": "gpt2", "n_embd": 12288, "n_layer": 96, "n_head": 96, "vocab_size": 50257}
-    gpt3 = described(tmp_path, **config, n_positions=2048)
+def test_q_s4_02_gpt_3_is_350_gb():
+    gpt3 = model("gpt-3-175b")
     assert gpt3.parameters / 1e9 == pytest.approx(175, rel=0.003)
     assert 2 * gpt3.parameters / 1e9 == pytest.approx(350, rel=0.003)
 
@@ -332,7 +331,7 @@ def test_q_s0_06_a_task_that_knows_its_experts_holds_no_others(tmp_path):
 
 def test_q_s0_07_experts_in_every_second_layer_compute_half_as_much(tmp_path):
     """V-MoE (arXiv:2106.05974): L/16 with 2 of 32 experts in every second layer equals ViT-H/14 at half the compute;
-    the largest, 48 layers of width 1408, has 15 billion parameters.
+    they have 3446.0 and, of 48 layers of width 1408, 14705.1 million parameters, with biases and the classifier.
     """
 
     def vision(hidden, layers, inner):
@@ -344,9 +343,11 @@ def test_q_s0_07_experts_in_every_second_layer_compute_half_as_much(tmp_path):
 
     patches, fewer = (224 // 14) ** 2 + 1, (224 // 16) ** 2 + 1
     dense = analyze(model("vit-huge"), A100, prompt=patches).phases.prefill.total.ops
-    halved = ops(vision(1024, 24, 4096), fewer) / dense
-    assert round(halved, 1) == 0.5
-    assert round(vision(1408, 48, 6400).parameters / 1e9) == 15
+    large, largest = vision(1024, 24, 4096), vision(1408, 48, 6400)
+    assert round(ops(large, fewer) / dense, 1) == 0.5
+    assert round(largest.parameters / 1e9) == 15
+    assert differs(large.parameters, 3446.0e6, by=-0.006)
+    assert differs(largest.parameters, 14705.1e6, by=-0.003)
 
 
 @pytest.mark.slow("serves saturated loads")
@@ -628,10 +629,18 @@ def test_q_s4_06_a_graph_of_points_is_slower_than_points_without_one():
 
 
 def test_q_s2_05_t5_small_drafts_for_t5_xxl():
-    """The first survey's pair of draft and target, with encoders: twice to three times as fast (arXiv:2211.17192)."""
-    for gamma, alpha in ((7, 0.62), (5, 0.65)):
+    """The first survey's pair of draft and target, with encoders: twice to three times as fast (arXiv:2211.17192).
+
+    Its table 2, translating and summarizing at temperatures 0 and 1. But for the first, what was measured is above the
+    tokens of a pass that its equation 1 gives for the acceptance printed beside it.
+    """
+    for gamma, alpha, measured, by in ((7, 0.75, 3.4, 0), (7, 0.62, 2.6, -0.07), (5, 0.65, 3.1, -0.184),
+                                       (5, 0.53, 2.3, -0.134)):  # fmt: skip
         found = setting("t5-11b", f"speculative:draft=t5-small,gamma={gamma},alpha={alpha}")
-        assert 2 < tokens_faster(found, prompt=128, gen=64) < min(3, found.techniques[0].tokens)
+        gain, tokens = tokens_faster(found, prompt=128, gen=64), found.techniques[0].tokens
+        assert gain < tokens
+        assert (measured > tokens) is (alpha < 0.75)
+        assert differs(gain, measured, by=by)
 
 
 def test_q_s4_12_the_default_of_self_speculative_reaches_its_measured_gain():
@@ -844,12 +853,9 @@ def test_q_s4_01_a_token_of_llama_2_70b_takes_100_ms_and_at_least_a_third_of_it(
 # INFO
 
 
-def test_q_s0_10_opt_175b_in_3_bits_is_held_by_one_a100(tmp_path):
+def test_q_s0_10_opt_175b_in_3_bits_fits_one_a100():
     """GPTQ (arXiv:2210.17323): 3 bits, on one GPU; in 16 bits it takes five."""
-    config = {"model_type": "opt", "hidden_size": 12288, "word_embed_proj_dim": 12288, "ffn_dim": 49152,
-              "num_hidden_layers": 96, "num_attention_heads": 96, "vocab_size": 50272,
-              "max_position_embeddings": 2048}  # fmt: skip
-    opt = described(tmp_path, **config)
+    opt = model("opt-175b")
     assert round(opt.parameters / 1e9) == 175
     asked = {"prompt": 128, "gen": 1}
     assert analyze(opt, A100, techniques=["quantized:scheme=gptq-3bit"], **asked).memory.fits
@@ -857,25 +863,14 @@ def test_q_s0_10_opt_175b_in_3_bits_is_held_by_one_a100(tmp_path):
     assert ceil(2 * opt.parameters / 80e9) == 5
 
 
-def test_q_s3_09_and_q_s4_04_glam_computes_half_of_gpt_3(tmp_path):
+def test_q_s3_09_and_q_s4_04_glam_computes_half_of_gpt_3():
     """GLaM (arXiv:2112.06905, table 4): 1.2 trillion parameters, 96.6 billion of a token. The survey prints 49 % of the
     OPs of GPT-3; the paper says 180 against 350 GFLOPs, 49 % less; with 2 OPs per parameter it is 55 %.
     """
-
-    def layer(inner, **network):
-        return attention(inner // 256) | {"feed_forward": {"inner": inner, "act": "gelu", **network}}
-
-    dense, sparse = (
-        layer(32768, kind="mlp", gated=True),
-        layer(32768, kind="experts", experts=64, chosen=2, gated=False),
-    )
-    glam = described(tmp_path, model_type="described", vocab_size=256_000, hidden_size=8192, tie_word_embeddings=True,
-                     layers=[dense, sparse] * 32)  # fmt: skip
+    glam = model("glam-1.2t")
     assert round(glam.parameters / 1e12, 1) == 1.2
     assert round(glam.active_parameters / 1e9, 1) == 96.6
-    gpt3 = described(tmp_path, model_type="gpt2", n_embd=12288, n_layer=96, n_head=96, vocab_size=50257,
-                     n_positions=2048)  # fmt: skip
-    assert differs(ops(glam) / ops(gpt3), 0.49, by=0.13)
+    assert differs(ops(glam) / ops("gpt-3-175b"), 0.49, by=0.13)
 
 
 def test_q_s4_14_an_fpga_writes_tokens_faster_than_an_a100():

@@ -836,8 +836,8 @@ def test_layers_of_nested_networks_are_mixed_and_matched():
 
 
 def test_the_classifier_of_an_exit_by_hand():
-    """FastBERT: 46.1 million OPs for 128 tokens of BERT (table 1 of arXiv:2004.02178, recalled), beside attention; and
-    weights of its own.
+    """FastBERT: 46.1 million OPs for 128 tokens of BERT (table 1 of arXiv:2004.02178), beside attention; and weights
+    of its own.
     """
     found = setting("encoder-exit:classifier=student,layers=0.999", of=BERT)
     rows = found.plan.estimate(Workload.prefill(batch=1, prompt=128)).operators

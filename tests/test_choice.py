@@ -13,6 +13,7 @@ import pytest
 import llmviewer
 from llmviewer.cli import main
 from llmviewer.comparing.choice import choose, unsold
+from llmviewer.comparing.comparison import compare
 from llmviewer.devices.files import hardware_names, hardware_yaml, load_hardware
 from llmviewer.errors import InputError
 from llmviewer.expectation.statistics import rank_correlation
@@ -453,3 +454,16 @@ def test_devices_without_links_are_rejected_with_an_engine_too():
     rows = list(llmviewer.compare("llama-3.1-70b", devices, layout="tp=8", engine="vllm").rows())
     assert [row["fits"] for row in rows] == [True, None, True]
     assert rows[1]["capacity_bytes"] == load_hardware("a18-pro").capacity
+
+
+def test_launches_found_for_all_devices_together_are_those_of_each():
+    """choose() finds launches once for several devices, compare() for each device by itself."""
+    ranking = choose("llama-3.2-1b", hardware=["h100-sxm", "l40s", "mi300x", "rtx-4090"], max_devices=2)
+    for one in (*ranking.ranked, *ranking.unmeasured):
+        (alone,) = compare(
+            "llama-3.2-1b", one.cell.hardware.name, quants=[one.cell.given_quant], layout=one.cell.layout
+        ).cells
+        assert alone.expected.source == one.expected.source
+        for side in ("ttft", "tpot"):
+            assert getattr(alone.expected, side).numbers() == getattr(one.expected, side).numbers()
+    assert len(ranking.ranked) == 4

@@ -16,6 +16,7 @@ from llmviewer.operators.attention import QK, SV, FlashAttention, Softmax
 from llmviewer.operators.linear import BlockLinear
 from llmviewer.precision import FP16, NAMED
 from llmviewer.setting import Setting
+from llmviewer.transforms.absorb import absorb
 from llmviewer.transforms.flash_attention import flash_attention
 
 from .cases import first_fast, for_each, one_per_type
@@ -97,7 +98,7 @@ def check(name, attention, quant):
     if quant == "fp8,lm_head=fp8" and not any(op.kind == "lm_head" for _, op in model.graph):
         quant = "fp8"
     graph = Setting.of(model, "h100-sxm", quant=quant, attention=attention).graph.check()
-    for block in graph.blocks:
+    for block in (*graph.blocks, *absorb(model.graph).blocks):
         names = Counter(op.name for op in block.operators)
         assert max(names.values()) == 1, name
     assert len({block.name for block in graph.blocks}) == len(graph.blocks), name

@@ -33,6 +33,7 @@ def _in_latent_space(expand: Linear, qk: QK, softmax: Softmax, sv: SV) -> tuple[
     latent, (keys, values) = expand.inputs[0], expand.outputs
     query, *positions = (t for t in qk.inputs if t.name != keys.name)
     count, rank, mask = qk.heads.num_heads, latent.width, qk.heads.mask
+    prefix = qk.name.removesuffix("qk_matmul")  # that of the attention layer, where a block has several
     latent = replace(latent, rows=mask.keys_read)
     heads = Heads(
         num_heads=count,
@@ -41,14 +42,14 @@ def _in_latent_space(expand: Linear, qk: QK, softmax: Softmax, sv: SV) -> tuple[
         value_dim=rank,
         mask=mask,
     )
-    absorbed = replace(query, name="q_latent", width=heads.q_width)  # and its rotated part
-    summed = replace(sv.result, name="latent", width=count * rank, format=query.format)
+    absorbed = replace(query, name=f"{prefix}q_latent", width=heads.q_width)  # and its rotated part
+    summed = replace(sv.result, name=f"{prefix}latent", width=count * rank, format=query.format)
     return (
-        _per_head("q_absorb", expand, replace(query, width=keys.width), absorbed, keys.width),
+        _per_head(f"{prefix}q_absorb", expand, replace(query, width=keys.width), absorbed, keys.width),
         replace(qk, inputs=(absorbed, latent, *positions), heads=heads),
         replace(softmax, heads=heads),
         replace(sv, inputs=(sv.inputs[0], latent), outputs=(summed,), heads=heads),
-        _per_head("v_expand", expand, summed, sv.result, values.width),
+        _per_head(f"{prefix}v_expand", expand, summed, sv.result, values.width),
     )
 
 

@@ -7,6 +7,7 @@ import sys
 
 import click
 import pytest
+import yaml
 
 from llmviewer.cli import cli, main
 
@@ -87,15 +88,26 @@ def test_documented_commands_print_the_shown_output(name, monkeypatch, tmp_path)
 COMMAND = re.compile(r"^(?:\w+=\S+ )*llmviewer (\S.*?)(?:\s+#.*)?$", re.MULTILINE)
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}(_[A-Z]+)?\b(?!_)|\[|\.\.\.")  # MODEL, [--batch 8]; MXFP4_MOE is a file type
 TUTORIALS = [page for page in PAGES if page.parent.name == "tutorials"]
-USER_FILES = ("mine.yaml", "measured/", "m/", "my_models", "shortlist.py", "gpt2.json")
+USER_FILES = ("mine.yaml", "measured/", "m/", "my_models", "shortlist:", "gpt2.json")
+BLOCK = re.compile(r"^ *```([^`\n]*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 LONG_RUNNING = ("measure", "web")
 WRITTEN = [*PAGES, *sorted((ROOT / "reports").rglob("*.md"))]
 
 
 def commands(page):
     """Commands in the blocks of a page, without those whose output is shown."""
-    for block in re.findall(r"```\n(.*?)```", page.read_text(), re.DOTALL):
-        yield from COMMAND.findall(block.replace("\\\n", " "))
+    for language, block in BLOCK.findall(page.read_text()):
+        if not language:
+            yield from COMMAND.findall(block.replace("\\\n", " "))
+
+
+def yaml_files(page, folder):
+    """Paths of the YAML files that a page shows, by `NAME.yaml` of their names; they are written to `folder`."""
+    blocks = [block for language, block in BLOCK.findall(page.read_text()) if language == "yaml"]
+    paths = {f"{yaml.safe_load(block)['name']}.yaml": block for block in blocks if block.startswith("name: ")}
+    for name, block in paths.items():
+        (folder / name).write_text(block)
+    return {name: str(folder / name) for name in paths}
 
 
 @pytest.mark.slow("runs all of the documentation")
@@ -103,8 +115,9 @@ def test_commands_of_the_documentation_run(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(ROOT)
     run = 0
     for page in WRITTEN:
+        shown_files = yaml_files(page, tmp_path)
         for command in commands(page):
-            words = shlex.split(command)
+            words = [shown_files.get(word, word) for word in shlex.split(command)]
             needs_user_files = any(name in command for name in USER_FILES)
             if page in TUTORIALS and words[0] == "measure":
                 words += ["--backend", "cpu", "--minutes", "0.05"]
@@ -115,7 +128,7 @@ def test_commands_of_the_documentation_run(monkeypatch, tmp_path, capsys):
                 words[place] = str(tmp_path / words[place].replace("/", "_"))
             assert (command, main(words)) == (command, 0), capsys.readouterr().err
             run += 1
-    assert run > 20
+    assert run > 30
 
 
 def test_options_that_the_documentation_names_exist():

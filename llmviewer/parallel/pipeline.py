@@ -49,7 +49,8 @@ class _Stages:
             if not block.main and block.stream != SOURCE:
                 yield replace(block, stage=0)
             elif not block.layers:
-                first = next(i for i, b in enumerate(graph.blocks) if b.stream == block.stream and b.layers)
+                alike = (b.layers and (b.stream == block.stream or (b.main and block.main)) for b in graph.blocks)
+                first = next(i for i, has_layers in enumerate(alike) if has_layers)
                 yield replace(block, stage=self.stage(block, 0 if index < first else -1))
             else:
                 for stage in range(self.number):

@@ -78,6 +78,7 @@ BEYOND: Mapping[str, str] = {
     "bailing_hybrid": "q_lora_rank",
     "llada": "num_experts",
     "nomic_bert": "num_experts",
+    "chatglm": "position_encoding_2d",
 }
 # model_type: its class in transformers, which has no head, as it stands for a part of a model that sees
 HEADLESS: Mapping[str, str] = {"step3p5": "Step3p7TextModel"}

@@ -148,7 +148,7 @@ def headline(result: Simulation) -> str:
         if traffic.task_rate < np.inf
         else "all at the start"
     )
-    rate = f"concurrency {traffic.in_flight}" if traffic.in_flight else rate
+    rate = f"at concurrency {traffic.in_flight}" if traffic.in_flight else rate
     order = "" if result.reads else f", {result.policy}"
     order = f", {result.setting.engine.title}{order}" if result.setting.engine else order
     order = "".join(f", {one}" for one in result.setting.techniques) + order

@@ -10,22 +10,18 @@ besides; neighbouring value heads share those of a key head. The state may be wr
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 
-from ..architectures.blocks.parts import Parts
-from ..architectures.blocks.state_space import GatedDeltaNet
-from ..operators.base import Operator
-from ..operators.state_space import Scan
 from ..workload import Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
-from .gated_delta_update import NORM_EPSILON
+from .gated_delta_update import NORM_EPSILON, operators
 from .gated_delta_update import reference as update
 from .mamba2_scan import CHUNK, channels, decays, running_sums
 from .mamba2_update import softplus
-
-_INVERTED = CHUNK // 4  # rows that are inverted one after another; products of matrices join four such blocks
 
 
 @triton.jit
@@ -43,13 +39,13 @@ def _log_decays(decay_at, valid, rate, bias):
 
 
 @triton.jit
-def _inverse(a, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
+def _inverse(a, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
     """(I + a)^-1 of a strictly lower triangular matrix, in fp32.
 
-    Blocks on the diagonal by forward substitution, all at once, a row of each at a time. With their inverse D and the
-    blocks L below them, (I + a)^-1 = (I + D L)^-1 D, and of four blocks the fourth power of D L is zero.
+    Four blocks on the diagonal by forward substitution, all at once, a row of each at a time. With their inverse D and
+    the blocks L below them, (I + a)^-1 = (I + D L)^-1 D, and the fourth power of D L is zero.
     """
-    tl.static_assert(CHUNK == 4 * BLOCK)
+    BLOCK: tl.constexpr = CHUNK // 4
     block, other = tl.arange(0, 4)[:, None, None, None], tl.arange(0, 4)[None, None, :, None]
     blocks = tl.reshape(a, (4, BLOCK, 4, BLOCK))
     inverted = -tl.sum(tl.where(block == other, blocks, 0.0), 2)
@@ -69,7 +65,7 @@ def _inverse(a, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexp
 @triton.jit
 def _chunk_corrections(
     qkv_ptr, beta_ptr, decay_ptr, a_ptr, bias_ptr, w_ptr, u_ptr, num_tokens, key_heads, heads, key_dim, dim, epsilon,
-    CHUNK: tl.constexpr, BLOCK: tl.constexpr, KEY_DIM: tl.constexpr, DIM: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr, KEY_DIM: tl.constexpr, DIM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """W and U of one chunk of a head."""
     head, sequence = tl.program_id(1), tl.program_id(2)
@@ -95,7 +91,7 @@ def _chunk_corrections(
     sums = running_sums(logs, CHUNK)
     pairs = tl.dot(rounded, rounded.T, input_precision=PRECISION) * decays(sums, CHUNK) * beta[:, None]
     earlier = tl.arange(0, CHUNK)[None, :] < tl.arange(0, CHUNK)[:, None]
-    inverse = _inverse(tl.where(earlier, pairs, 0.0), CHUNK, BLOCK, PRECISION).to(k.dtype)
+    inverse = _inverse(tl.where(earlier, pairs, 0.0), CHUNK, PRECISION).to(k.dtype)
     decayed = (unit * (beta * tl.exp(sums))[:, None]).to(k.dtype)
     w = tl.dot(inverse, decayed, input_precision=PRECISION)
     u = tl.dot(inverse, (v.to(tl.float32) * beta[:, None]).to(k.dtype), input_precision=PRECISION)
@@ -175,7 +171,7 @@ def plan(
     corrections = Launch(
         function=_chunk_corrections,
         grid=(cdiv(num_tokens, CHUNK), heads, sequences),
-        arguments=common | {"beta_ptr": beta, "BLOCK": _INVERTED, "DIM": max(pow2(dim), 16)},
+        arguments=common | {"beta_ptr": beta, "DIM": max(pow2(dim), 16)},
         num_warps=4,
     )
     scan = Launch(
@@ -221,16 +217,6 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
     }
 
 
-def _operators(case: Case) -> tuple[Operator, ...]:
-    """The Scan of a Gated DeltaNet layer."""
-    parts = Parts(format=case.format)
-    layer = GatedDeltaNet(
-        key_heads=case["key_heads"], value_heads=case["heads"], key_dim=case["key_dim"], value_dim=case["dim"],
-        taps=4, chunk=CHUNK,
-    )  # fmt: skip
-    return tuple(op for op in layer.operators(parts, parts.tensor("x", 1)) if isinstance(op, Scan))
-
-
 KERNELS = (
     Kernel(
         name="gated_delta_scan", family="scan",
@@ -247,7 +233,7 @@ KERNELS = (
         make=_make, plan=plan, reference=reference,
         # W, U, corrections, weights and the state that tokens read are rounded to 16 bits.
         tolerance=lambda case: (2 * EPSILON[case.dtype], max(2 * EPSILON[case.dtype], 64 * EPSILON["fp32"])),
-        operators=_operators,
+        operators=partial(operators, chunk=CHUNK),
         workload=lambda case: Workload.prefill(batch=case["B"], prompt=case["T"]),
     ),
 )  # fmt: skip

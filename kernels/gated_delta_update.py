@@ -134,14 +134,19 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
     }
 
 
-def _operators(case: Case) -> tuple[Operator, ...]:
-    """The Scan of a Gated DeltaNet layer, or of one of Kimi delta attention where channels have their own decay."""
+def operators(case: Case, chunk: int = 1) -> tuple[Operator, ...]:
+    """The Scan of a Gated DeltaNet layer in chunks, or of Kimi delta attention where each channel has a decay."""
     heads, parts = case["heads"], Parts(format=case.format)
     layer = (
-        Kda(heads=heads, head_dim=case["dim"], taps=4)
+        Kda(heads=heads, head_dim=case["dim"], taps=4, chunk=chunk)
         if case.get("channels")
         else GatedDeltaNet(
-            key_heads=case["key_heads"], value_heads=heads, key_dim=case["key_dim"], value_dim=case["dim"], taps=4
+            key_heads=case["key_heads"],
+            value_heads=heads,
+            key_dim=case["key_dim"],
+            value_dim=case["dim"],
+            taps=4,
+            chunk=chunk,
         )
     )
     return tuple(op for op in layer.operators(parts, parts.tensor("x", 1)) if isinstance(op, Scan))
@@ -162,7 +167,7 @@ KERNELS = (
         ),
         make=_make, plan=plan, reference=reference,
         tolerance=lambda case: (EPSILON[case.dtype], max(EPSILON[case.dtype], 16 * EPSILON["fp32"])),
-        operators=_operators,
+        operators=operators,
         workload=lambda case: Workload.decode(batch=case["B"], kv_len=1),
     ),
 )  # fmt: skip

@@ -7,22 +7,19 @@ sequence. step = softplus(dt + bias); heads in groups share B and C. The state m
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 
-from ..architectures.blocks.parts import Parts
-from ..architectures.blocks.state_space import Mamba2
-from ..operators.base import Operator
-from ..operators.state_space import Scan
 from ..workload import Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
+from .mamba2_update import operators, softplus
 from .mamba2_update import reference as update
-from .mamba2_update import softplus
 
-CHUNK = 32  # tokens; 64 spill registers on Hopper
-
-_MAX_CHANNELS = 32  # of a program; 64 spill registers on Hopper
+CHUNK = 32  # tokens of a chunk; 64 spill registers on Hopper
+_MAX_CHANNELS = 32  # of a head that a program takes; 64 spill registers on Hopper
 
 
 @triton.jit
@@ -156,15 +153,6 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
     }
 
 
-def _operators(case: Case) -> tuple[Operator, ...]:
-    """The Scan of a Mamba-2 layer."""
-    heads, dim, parts = case["heads"], case["dim"], Parts(format=case.format)
-    layer = Mamba2(
-        inner=heads * dim, heads=heads, head_dim=dim, state=case["state"], groups=case["groups"], taps=4, chunk=CHUNK
-    )
-    return tuple(op for op in layer.operators(parts, parts.tensor("x", 1)) if isinstance(op, Scan))
-
-
 KERNELS = (
     Kernel(
         name="mamba2_scan", family="scan",
@@ -181,7 +169,7 @@ KERNELS = (
         make=_make, plan=plan, reference=reference,
         # Weights of a chunk, what it adds to the state, and the state that its tokens read are rounded to 16 bits.
         tolerance=lambda case: (4 * EPSILON[case.dtype], max(2 * EPSILON[case.dtype], 256 * EPSILON["fp32"])),
-        operators=_operators,
+        operators=partial(operators, chunk=CHUNK),
         workload=lambda case: Workload.prefill(batch=case["B"], prompt=case["T"]),
     ),
 )  # fmt: skip

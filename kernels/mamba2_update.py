@@ -22,7 +22,6 @@ from ..workload import Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 
 ELEMENTS = 2048  # of a state, that a program of 4 warps takes: 4 loads of 16 bytes a thread
-_CHUNK = 256  # of a prefill; one token is a chunk by itself
 
 
 @triton.jit
@@ -129,11 +128,11 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
     return inputs | ({"gate": random.normal(batch, heads * dim, dtype=dtype)} if case.get("gate") else {})
 
 
-def _operators(case: Case) -> tuple[Operator, ...]:
-    """The Scan of a Mamba-2 layer; with a gate, the Activation after it, whose other operand stays on the chip."""
+def operators(case: Case, chunk: int = 1) -> tuple[Operator, ...]:
+    """The Scan of a Mamba-2 layer in chunks; with a gate, the Activation after it, its other operand on the chip."""
     heads, dim, parts = case["heads"], case["dim"], Parts(format=case.format)
     layer = Mamba2(
-        inner=heads * dim, heads=heads, head_dim=dim, state=case["state"], groups=case["groups"], taps=4, chunk=_CHUNK
+        inner=heads * dim, heads=heads, head_dim=dim, state=case["state"], groups=case["groups"], taps=4, chunk=chunk
     )
     (scan,) = (op for op in layer.operators(parts, parts.tensor("x", 1)) if isinstance(op, Scan))
     if not case.get("gate"):
@@ -162,7 +161,7 @@ KERNELS = (
         # y is a sum over the state, of the order of its root; in fp32 it is off by some tens of its last bits, and on a
         # GPU by some more, as its exponentials and quotients are off by two each (PTX ISA, ex2, div.full).
         tolerance=lambda case: (2 * EPSILON[case.dtype], max(EPSILON[case.dtype], 256 * EPSILON["fp32"])),
-        operators=_operators,
+        operators=operators,
         workload=lambda case: Workload.decode(batch=case["B"], kv_len=1),
     ),
 )  # fmt: skip

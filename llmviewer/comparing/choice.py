@@ -271,12 +271,9 @@ def _qualified(
                 bound_faults[name].append(reasons)
             else:
                 candidates[name].append(cell)
-    ranked, rejected = [], []
-    for name, found in _smallest(candidates, comparison, limits, by).items():
-        if isinstance(found, Ranked):
-            ranked.append(found)
-        else:
-            rejected.append(closest([*found, *bound_faults[name]]))
+    smallest, exceeded = _smallest(candidates, comparison, limits, by)
+    ranked = [smallest[name] for name in by_device if name in smallest]
+    rejected = [closest([*exceeded[name], *bound_faults[name]]) for name in by_device if name not in smallest]
     return (
         tuple(sorted(ranked, key=lambda one: -one.merit)),
         tuple(sorted(rejected, key=lambda one: (one.factor, one.excess))),
@@ -285,35 +282,36 @@ def _qualified(
 
 def _smallest(
     cells: Mapping[str, Sequence[Cell]], comparison: Comparison, limits: Limits, by: Criterion
-) -> dict[str, Ranked | list[list[Rejected]]]:
-    """The smallest number of each device that meets the limits, in its best precision; or what expected times exceed.
+) -> tuple[dict[str, Ranked], dict[str, list[list[Rejected]]]]:
+    """The smallest number of each device that meets the limits, in its best precision, and the limits that the expected
+    times of each device exceed.
 
     cells  by device, within the limits at the bound; those with expected times precede those without
     """
-    smallest: dict[str, Ranked | list[list[Rejected]]] = {name: [] for name in cells}
+    smallest: dict[str, Ranked] = {}
+    exceeded: dict[str, list[list[Rejected]]] = {name: [] for name in cells}
     for devices in sorted({cell.layout.devices for each in cells.values() for cell in each}):
         undecided = {
             name: [cell for cell in cells[name] if cell.layout.devices == devices]
-            for name, found in smallest.items()
-            if isinstance(found, list)
+            for name in cells
+            if name not in smallest
         }
         if not comparison.bound:
             launch_together(chain.from_iterable(undecided.values()))
         for name, same in undecided.items():
             if not comparison.bound:
                 expect_together(cell.result for cell in same)
-            exceeded, met = [], list[Ranked]()
+            met: list[Ranked] = []
             for cell in same:
                 times = comparison.expected(cell)
                 reasons = expected_faults(cell, times, limits) if times else []
-                exceeded += [reasons] if reasons else []
-                met += [] if reasons else [_ranked(cell, times, comparison, by)]
-            found = smallest[name]
+                if reasons:
+                    exceeded[name].append(reasons)
+                else:
+                    met.append(_ranked(cell, times, comparison, by))
             if met:
                 smallest[name] = max(met, key=lambda one: (one.expected is not None, one.merit))
-            elif isinstance(found, list):
-                smallest[name] = [*found, *exceeded]
-    return smallest
+    return smallest, exceeded
 
 
 def _ranked(cell: Cell, times: ExpectedTimes | None, comparison: Comparison, by: Criterion) -> Ranked:

@@ -188,7 +188,7 @@ class Library:
         like = replace(kernel, implementation=replace(implementation, dtype=dtype))
         alike = [fit for fit in self.fits_by_family.get(kernel.family, ()) if _same_work(fit, like, plain=plain)]
         mine = [fit for fit in alike if fit.implementation.library == implementation.library]
-        others = [fit for fit in alike if fit not in mine and self._stands_in(fit)]
+        others = [fit for fit in alike if fit.implementation.library != implementation.library and self._stands_in(fit)]
         near = fits_on_nearest_devices(mine if same_library else [*mine, *others], device)
         libraries = {fit.implementation.library for fit in near}
         if not self.is_library_unknown and near:

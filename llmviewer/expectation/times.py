@@ -177,9 +177,10 @@ class KernelTimes(Library):
         """
         kernel, columns = self.run_as(one.kernel), one.kernel.columns(one.chosen)
         for implementation in self.implementations_for(kernel):
-            found = self._alternative(kernel, implementation, columns)
-            if found and (found[1].device, found[1].implementation.library) == (self.hardware.name, self.library):
-                yield found[1], found[0].expected
+            if alternative := self._alternative(kernel, implementation, columns):
+                expectation, fit = alternative
+                if (fit.device, fit.implementation.library) == (self.hardware.name, self.library):
+                    yield fit, expectation.expected
 
     def stand_in_libraries(self, kernel: LibraryKernel) -> tuple[str, ...]:
         """Libraries whose kernels stand in, if its own library has none for such work and libraries differ."""

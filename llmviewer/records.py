@@ -2,7 +2,7 @@
 
 `dataclasses.dataclass(frozen=True)` compiles six methods of each class from source, 0.7 ms a class where `frozen` takes
 0.04. An `analyze` defines some 160 classes, 29 % of its time, and makes few instances of most. `frozen` compiles the
-`__init__` of a class alone, and after as many instances that it pays.
+`__init__` of a class alone, after so many instances that compiling it takes less time than it saves.
 """
 
 from __future__ import annotations

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, partial, reduce
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ..devices.hardware import Hardware
 from ..forms import Num
@@ -20,9 +19,8 @@ from ..records import frozen
 from ..setting import Setting
 from ..transforms.flash_attention import flash_attention
 from ..workload import Workload
-from .fleet import Fleet, WorkCache, fleets
+from .fleet import Column, Fleet, WorkCache, fleets
 
-Column = npt.NDArray[Any]
 BoundTimes = Mapping[tuple[str, str], Num]  # (group, resource) -> time of the group bound by the resource [s]
 
 GROUPS: Final = tuple(group.value for group in OperatorGroup)

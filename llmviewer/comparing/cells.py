@@ -29,8 +29,8 @@ from ..server_memory import Server, reserves_memory, server_of
 from ..setting import Setting, changes_passes
 from ..variants.evaluation import Evaluation, Times
 from ..workload import Workload
-from .breakdown import BoundTimes, Breakdown, Column, bound_times, fleets_of, time_bound_by, workload_of
-from .fleet import Fleet, WorkCache, device_estimates, row_of
+from .breakdown import BoundTimes, Breakdown, bound_times, fleets_of, time_bound_by, workload_of
+from .fleet import Column, Fleet, WorkCache, device_estimates, row_of
 
 # Kinds of reasons why a device cannot run a setting.
 DATA_TYPE, LINK, LAYOUT, TECHNIQUE, WHAT_IF, ENGINE = "data type", "link", "layout", "technique", "what-if", "engine"

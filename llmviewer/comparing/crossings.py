@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 
 from ..records import frozen
-from .breakdown import ALL, Breakdown, Column, bound_times
+from .breakdown import ALL, Breakdown, bound_times
 from .cells import Cell
-from .fleet import Fleet
+from .fleet import Column, Fleet
 
 _MAX_BATCH, _MAX_CONTEXT = 1 << 16, 1 << 17  # limits of the search for crossings
 _POINTS_AT_ONCE: Final = 32  # points of the search that are computed together

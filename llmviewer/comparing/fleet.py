@@ -94,8 +94,8 @@ def fleets(
 ) -> tuple[list[Fleet], dict[int, str]]:
     """`devices` in as few fleets as possible, and reasons, by index, for devices without a unit for a data type.
 
-    graphs  the graph of each device: the same operators, of sizes that may differ; many devices share one graph
-    known   cache of operators' work, shared between graphs
+    graphs      the graph of each device: the same operators, of sizes that may differ; many devices share one graph
+    work_cache  cache of operators' work, shared between graphs
     """
     work_cache = work_cache or WorkCache()
     works = {key: work_cache.lowered(graph) for key, graph in {id(graph): graph for graph in graphs}.items()}

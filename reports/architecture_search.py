@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 from math import isnan
 from typing import Final
 
 import numpy as np
 
+from llmviewer.options import SearchOptions
+from llmviewer.setting import options_of
 from llmviewer.sweeping.search import ArchitectureSearch, Shape
 from llmviewer.units import counted, seconds, si
 from llmviewer.variants.evaluation import Objective
 
 from .page_figures import Picture, picture
-from .parts import Card, Command
+from .parts import Card, Command, option_words
 from .phrases import BOUNDS, between
 from .report import Report
 from .tables import DASH, Item, Table, time_item
@@ -37,8 +40,8 @@ def headline(result: ArchitectureSearch) -> str:
     )
     within = f"{result.within:,} fit and meet {targets}" if targets else f"{result.fitting:,} fit"
     return (
-        f"{title(result)}: batch {request.batch}, prompt {request.prompt}{generated}. {result.candidates:,} "
-        f"combinations of {axes}: {within}. {_outcome(result)}"
+        f"{title(result)}: batch {request.batch}, prompt {request.prompt}{generated}. "
+        f"{counted(result.candidates, 'combination')} of {axes}: {within}. {_outcome(result)}"
     )
 
 
@@ -88,7 +91,7 @@ def tables(result: ArchitectureSearch) -> list[Table]:
     return [
         Table(
             title=f"Pareto front at the bound{', and the largest as expected' * has_other}, the fastest first",
-            about=f"{extent} that fit{met}, and than which none is faster and larger. Size: "
+            about=f"{extent} that fit{met}, with no other shape both faster and larger. Size: "
             f"{_PROXIES[result.proxy]}.{' Within: whether it meets the targets as expected.' * bool(met)}",
             head=(*result.space.axes, "size", "params", f"{time} >=", "expected", "within", "memory"),
             words=("within",),
@@ -166,22 +169,27 @@ def _pictures(result: ArchitectureSearch) -> list[list[Picture | Table]]:
 
 def _more(result: ArchitectureSearch) -> list[Command]:
     """A finer search around the largest shape."""
-    found = result.largest_expected or result.largest
-    if found is None:
+    largest, setting = result.largest_expected or result.largest, result.base.evaluation.setting
+    if largest is None or setting.profiles:  # the files of profiles are not known
         return []
-    over = [word for axis, values in result.space.axes.items() for word in ("--over", _near(axis, values, found))]
-    targets = [
-        word
-        for name, limit in result.targets.given().items()
-        for word in (f"--{name.removesuffix('_s')}", f"{limit:g}")
-    ]
-    words = ("llmviewer", "search", result.space.name, result.hardware.name, *over, *targets)
+    over = tuple(_near(axis, values, largest) for axis, values in result.space.axes.items())
+    if not any(".." in axis for axis in over):
+        return []
+    targets = {name.removesuffix("_s"): limit for name, limit in result.targets.given().items()}
+    request = {"batch": result.request.batch, "prompt": result.request.prompt, "gen": result.request.gen}
+    arguments = {
+        "over": over, **targets, "by": result.by if result.by != next(iter(targets), "tpot") else None,
+        "proxy": result.proxy if result.proxy != "layers" else None, **request,
+        **options_of(setting, SearchOptions), "hardware_set": result.hardware.changes,
+    }  # fmt: skip
+    subject = f"llmviewer search {shlex.quote(result.space.name)} {shlex.quote(result.hardware.name)}"
+    words = [subject, *option_words({name: value for name, value in arguments.items() if value is not None})]
     return [Command(purpose="A finer search around the largest:", words=words)]
 
 
-def _near(axis: str, values: tuple[int, ...], found: Shape) -> str:
+def _near(axis: str, values: tuple[int, ...], largest: Shape) -> str:
     """The axis at finer steps between the neighbours of its value."""
-    ordered, value = sorted(values), found.axes[axis]
+    ordered, value = sorted(values), largest.axes[axis]
     place = ordered.index(value)
     low, high = ordered[max(place - 1, 0)], ordered[min(place + 1, len(ordered) - 1)]
     step = next((s for s in (128, 64, 32, 16, 8, 4, 2, 1) if s * 4 <= high - low and not (high - low) % s), 0)

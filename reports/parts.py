@@ -5,10 +5,13 @@ Tuples instead of dataclasses, which take longer to define and would slow down t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from .tables import Table
+
+_OPTIONS: Final = {"profiles": "profile", "techniques": "with"}  # options with another name than in Python
 
 
 class Line(NamedTuple):
@@ -29,6 +32,20 @@ class Command(NamedTuple):
 
     purpose: str
     words: Sequence[str]
+
+
+def option_words(arguments: Mapping[str, Any]) -> list[str]:
+    """Arguments of a Python function as options of its command, each with its value."""
+    words = []
+    for name, value in arguments.items():
+        option = f"--{_OPTIONS.get(name, name.replace('_', '-'))}"
+        each = value if isinstance(value, tuple) else (value,)
+        words += [option] if value is True else [f"{option} {shlex.quote(_text(one))}" for one in each]
+    return words
+
+
+def _text(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 class Card(NamedTuple):

@@ -21,7 +21,7 @@ from .choice import unsold
 from .comparison_tables import prices_of
 from .launching import server_commands
 from .page_figures import Picture, picture
-from .parts import Card, Command
+from .parts import Card, Command, option_words
 from .report import Report
 from .serving import beyond
 from .tables import Item, Reasons, Table, digits, number_item, time_item
@@ -38,10 +38,6 @@ _LINKS: Final = {
     KvLink.SCALE_OUT: "over scale-out links, or through the hosts if there are none",
     KvLink.SCALE_UP: "over scale-up links",
 }
-_OPTIONS: Final = {
-    "profiles": "profile",
-    "techniques": "with",
-}  # options of the command with another name than in Python
 _TIME_FACTORS: Final = ("rate", "batch", "time to first token", "time per token")  # factors that depend on step times
 _MEANS: Final = "Times of tables are means with Poisson arrivals."
 
@@ -87,16 +83,7 @@ def _server(result: ServicePlan) -> list[Command]:
 
 def _command(arguments: dict[str, Any]) -> list[str]:
     model, device = shlex.quote(arguments.pop("model")), shlex.quote(arguments.pop("hardware"))
-    words = [f"llmviewer simulate {model} {device}"]
-    for name, value in arguments.items():
-        option = f"--{_OPTIONS.get(name, name.replace('_', '-'))}"
-        each = value if isinstance(value, tuple) else (value,)
-        words += [option] if value is True else [f"{option} {shlex.quote(_text(one))}" for one in each]
-    return words
-
-
-def _text(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return [f"llmviewer simulate {model} {device}", *option_words(arguments)]
 
 
 def title(result: ServicePlan) -> str:

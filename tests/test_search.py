@@ -1,6 +1,7 @@
 """search(): shapes of a model under latency targets; candidates computed as arrays equal those lowered one by one."""
 
 import json
+import shlex
 from itertools import pairwise
 
 import numpy as np
@@ -136,6 +137,23 @@ def test_the_command_writes_every_format(tmp_path, capsys):
     )
 
 
+def test_the_finer_search_keeps_the_options(capsys):
+    words = ["search", "gpt2", "t4", "--over", "depth=4..16+4", "--tpot", "9ms", "--quant", "int8", "--proxy", "all"]
+    words += ["--batch", "4", "--by", "latency", "--hardware-set", "memory.bandwidth=2x", "--bound"]
+    assert main(words) == 0
+    command = capsys.readouterr().out.partition("  llmviewer ")[2].replace("\\\n", " ")
+    assert main([*shlex.split(command), "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    inputs = document["inputs"]
+    assert inputs["over"] == {"depth": [12, 13, 14, 15, 16]}
+    assert (inputs["batch"], inputs["quant"], inputs["by"], inputs["proxy"]) == (4, "int8", "latency", "all")
+    assert (inputs["hardware_set"], inputs["tpot_s"]) == (["memory.bandwidth=2x"], 0.009)
+    assert main(["search", "gpt2", "t4", "--over", "depth=4", "--bound"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "1 combination of depth 4" in text
+    assert "finer search" not in text
+
+
 def test_a_report_says_when_nothing_fits_or_is_fast_enough():
     slow = llmviewer.search("gpt2", "t4", {"depth": [12, 24]}, tpot=1e-6, bound=True)
     assert slow.largest is slow.largest_expected is None
@@ -151,6 +169,7 @@ def test_a_report_says_when_nothing_fits_or_is_fast_enough():
     [
         ({"over": {}}, "nothing to search over"),
         ({"over": {"experts": [4]}}, "experts: the config of gpt2 has no field of it .*; its axes are depth"),
+        ({"model": "sd1.5", "over": {"depth": [4]}}, r"n_layers\); give a whole number of the config by its name"),
         ({"over": {"depht": [4]}}, "did you mean depth"),
         ({"over": {"depth": [0]}}, "depth must be a whole number of at least 1"),
         ({"over": {"depth": []}}, "must be a list of whole numbers"),

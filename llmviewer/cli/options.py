@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -31,6 +31,7 @@ _NUMBER_LIST: Final = re.compile(r"\d(\.\.|,)\d")  # a range or a list of number
 
 _F = TypeVar("_F", bound=Callable[..., object])
 _R = TypeVar("_R", bound="Result")
+_A = TypeVar("_A")
 _V = TypeVar("_V", str | None, tuple[str, ...])
 
 
@@ -232,6 +233,17 @@ def report_options(command: _F) -> _F:
 def output(*, subject: str) -> Callable[[_F], _F]:
     """The option --output for a single file."""
     return click.option("-o", "--output", type=PATH, metavar="FILE", help=f"Write {subject} to a file.")
+
+
+def distinct_axes(parsed: Iterable[tuple[str, _A]], over: Sequence[str]) -> dict[str, _A]:
+    """The axes of --over, parsed.
+
+    Raises InputError if one is given twice.
+    """
+    axes = dict(parsed)
+    if len(axes) < len(over):
+        raise InputError(f"--over: an axis is given twice; got {', '.join(over)}")
+    return axes
 
 
 def check_output(form: str | None, output: Path | None, emit: str | None = None) -> None:

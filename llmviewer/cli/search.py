@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +59,5 @@ def search(
     from ..sweeping.search import search as run
     from ..sweeping.shapes import parse_shape_axis
 
-    axes = _distinct(map(parse_shape_axis, over), over)
+    axes = shared.distinct_axes(map(parse_shape_axis, over), over)
     shared.emit_report(REPORT, run(over=axes, by=by or "", **question, **options), form, output)
-
-
-def _distinct(parsed: Iterable[tuple[str, list[int]]], over: tuple[str, ...]) -> dict[str, list[int]]:
-    axes = dict(parsed)
-    if len(axes) < len(over):
-        raise InputError(f"--over: an axis is given twice; got {', '.join(over)}")
-    return axes

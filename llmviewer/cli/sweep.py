@@ -198,10 +198,8 @@ def _unique_axes(parsed: Iterable[tuple[str, Sequence[Any]]], over: Sequence[str
     """
     from ..sweeping.axes import with_layouts
 
-    axes, context = dict(parsed), click.get_current_context()
+    axes, context = shared.distinct_axes(parsed, over), click.get_current_context()
     axes_source = context.get_parameter_source("over")
-    if len(axes) < len(over):
-        raise InputError(f"--over: an axis is given twice; got {', '.join(over)}")
     for axis in axes:
         for name in DEGREES if axis in ("layout", *DEGREES) else (axis,):
             if context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, axes_source):

@@ -105,7 +105,8 @@ class ShapeSpace:
                 each for each, fields in SHAPE_AXES.items() if any(type(self._fields.get(n)) is int for n in fields)
             ]
             absent = f"the config of {self.name} has no field of it ({', '.join(names)})"
-            raise InputError(f"{axis}: {absent}; its axes are {', '.join(axes)}")
+            others = f"its axes are {', '.join(axes)}" if axes else "give a whole number of the config by its name"
+            raise InputError(f"{axis}: {absent}; {others}")
         numbers = [name for name, value in self._fields.items() if type(value) is int]
         raise InputError(f"no axis {axis!r} of the shape of {self.name}; {suggest(axis, (*SHAPE_AXES, *numbers))}")
 

@@ -156,11 +156,11 @@ const graph = {
     if (found.length && text !== findShown) showNode(found[0].id);
     findShown = text;
     const folded = found.filter(({ fold }) => fold).length;
-    const told = `${found.length - folded} of ${nodes.filter(({ fold }) => !fold).length} operators`;
+    const count = `${found.length - folded} of ${nodes.filter(({ fold }) => !fold).length} operators`;
     return [
       [...JSON.parse(styles)[by || "bound"], ...(text ? [...faded, ...marked] : []), ...selected],
       `by-${by || "bound"}`,
-      text ? told + (folded ? `, and in ${folded} folded ${folded > 1 ? "blocks" : "block"}` : "") : "",
+      text ? count + (folded ? `, and in ${folded} folded ${folded > 1 ? "blocks" : "block"}` : "") : "",
     ];
   },
 };

@@ -55,8 +55,8 @@ def show(_results: tuple[DeviceResult, ...], _state: State) -> Component:
                     "(SQLite, or CSV of nsys stats); rocprofv3 (CSV); vLLM's layerwise profile."),
             html.Li("Set model, device, phase, batch, lengths, precision and parallelism as in the recorded run, "
                     "and Decode step to the mean context of its steps."),
-            html.Li(f"Up to {_MAX_MB:.0f} MB, or {_MAX_UNPACKED_MB:.0f} MB unpacked. "
-                    "Open larger traces with llmviewer web --trace FILE. Traces are not stored."),
+            html.Li(with_code(f"Up to {_MAX_MB:.0f} MB, or {_MAX_UNPACKED_MB:.0f} MB unpacked. "
+                              "Open larger traces with `llmviewer web --trace FILE`. Traces are not stored.")),
         ], className="said"),
         className="timeline",
     )  # fmt: skip

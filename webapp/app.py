@@ -257,7 +257,7 @@ def _register_saving(app: Dash) -> None:
         if form == "html" and (settings := compare.compared_settings(results, state)[0])[1:]:
             pinned = [one for one in settings if one.pin >= 0]
             contents |= {f"{compare.LETTERS[one.pin]}.html": render(one.result.analysis) for one in pinned}
-            contents["comparison.html"] = compare_report.comparison_page(settings, state.phase)
+            contents["comparison.html"] = compare_report.comparison_page(settings, results[0].phase_name(state.phase))
         if len(contents) == 1:
             ((filename, text),) = contents.items()
             return {"content": text, "filename": filename, "type": "text/plain"}

@@ -250,9 +250,14 @@ def times_figure(settings: Sequence[ComparedSetting], phase: str) -> PageFigure:
     return page_figure(figures.phase_bars({one.label: one.result.analysis for one in settings}, phase))
 
 
+def analyses_with_phase(settings: Sequence[ComparedSetting], phase: str) -> dict[str, Analysis]:
+    """Analyses of the settings that have the phase, by label."""
+    return {one.label: one.result.analysis for one in settings if phase in dict(one.result.analysis.phases)}
+
+
 def roofline_figure(settings: Sequence[ComparedSetting], phase: str) -> PageFigure | None:
     """Operators of the phase under the roofs of all settings that have it; None if fewer than two have."""
-    analyses = {one.label: one.result.analysis for one in settings if phase in dict(one.result.analysis.phases)}
+    analyses = analyses_with_phase(settings, phase)
     return page_figure(figures.rooflines(analyses, phase)) if len(analyses) > 1 else None
 
 

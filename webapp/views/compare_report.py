@@ -59,9 +59,7 @@ def _pictures(settings: Sequence[ComparedSetting]) -> list[list[Picture]]:
     """Times and rooflines of each phase that several settings have."""
     rows = []
     for phase in _PHASES:
-        analyses = {
-            one.label: one.result.analysis for one in settings if phase in dict(one.result.analysis.phases)
-        }  # fmt: skip
+        analyses = compare.analyses_with_phase(settings, phase)
         if len(analyses) > 1:
             drawn = {"times": figures.phase_bars(analyses, phase), "roofline": figures.rooflines(analyses, phase)}
             rows.append([picture(figure, f"{phase}-{name}") for name, figure in drawn.items()])

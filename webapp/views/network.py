@@ -218,23 +218,23 @@ def _block_elements(
 
 def _node_data(node: _Node, drawn: Layered, max_share: float) -> dict[str, Any]:
     """Labels, colors and outline of a node, its height, and its places on the scales of colors."""
-    found = node.results
+    results = node.results
     names = " ".join(op.name for op in node.operators)
     data: dict[str, Any] = {"names": names, "tall": drawn.heights[node.key]}
-    if not found:
+    if not results:
         label = _lines(node.heading, "idle", node.shapes)
         return data | {
             "label": label, "label_intensity": label, "label_gap": label, "colour": _IDLE, "outline": "rectangle",
             "share": 0.0, "intensity": 0.0, "gap": 0.0,
         }  # fmt: skip
-    time_s, share = sum(op.bound_time_s for op in found), sum(op.share for op in found)
-    intensity = sum(op.ops for op in found) / (sum(op.bytes for op in found) or 1.0)
-    times = [op.expected_time_s for op in found]
+    time_s, share = sum(op.bound_time_s for op in results), sum(op.share for op in results)
+    intensity = sum(op.ops for op in results) / (sum(op.bytes for op in results) or 1.0)
+    times = [op.expected_time_s for op in results]
     expected_s = None if None in times else sum(filter(None, times))
     gap = expected_s / time_s if expected_s and time_s else None
     gap_line = f"{fold(gap, 3)} \N{MIDDLE DOT} {seconds(expected_s)}" if gap and expected_s else "not measured"
     bounds: dict[str, float] = {}
-    for op in found:
+    for op in results:
         bounds[op.bound] = bounds.get(op.bound, 0.0) + op.bound_time_s
     bound = max(bounds, key=lambda name: bounds[name])
     return data | {

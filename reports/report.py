@@ -132,7 +132,7 @@ def _legend(tables: Sequence[Table]) -> str:
     headings: dict[str, Heading] = {}
     for table in tables:
         headings |= {name: heading for name, heading in table.headings.items() if heading.meaning}
-    meanings = "; ".join(f"{name}: {heading.meaning}" for name, heading in headings.items())
+    meanings = "; ".join(f"{heading.name}: {heading.meaning}" for heading in headings.values())
     return f"{meanings}." if meanings else ""
 
 

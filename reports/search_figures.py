@@ -20,7 +20,8 @@ def front_figure(result: ArchitectureSearch, time: str, proxy: str) -> go.Figure
 
     time, proxy  names of the time of the front and of the parameters
     """
-    figure = frame(f"{proxy} against {time}", "each point is a shape; the line is the Pareto front at the bound")
+    title = f"{proxy[0].upper()}{proxy[1:]} against {time}"
+    figure = frame(title, "each point is a shape; the line is the Pareto front at the bound")
     times, sizes = getattr(result.numbers, f"{result.by}_s"), getattr(result.numbers, PROXIES[result.proxy])
     fitting = np.flatnonzero(result.numbers.total_bytes <= result.hardware.capacity)
     drawn = fitting[:: max(-(-fitting.size // _MAX_POINTS), 1)]

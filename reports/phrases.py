@@ -129,7 +129,7 @@ def between(expected: float | None, low: float | None, high: float | None) -> st
 
 
 def interval(low: float, high: float) -> str:
-    """Such as "19.9 to 23.0 ms"."""
+    """An interval of times with a common unit once, such as "19.9 to 23.0 ms"."""
     start, end = seconds(low), seconds(high)
     value, _, unit = start.partition(" ")
     return f"{value if end.endswith(unit) else start} to {end}"

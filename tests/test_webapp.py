@@ -517,6 +517,13 @@ def test_nothing_in_the_network_overlaps_and_every_operator_is_in_it_once(name):
     assert max(len(line) for text in texts for line in text.splitlines()) * 7 <= network.WIDTH
 
 
+def test_the_network_inspects_the_slowest_operator_at_first():
+    (found,) = results.device_results(State(model="deepseek-v3", on=("h200-sxm",), tp=8))
+    slowest = max(found.phase("decode").operators, key=lambda op: op.share)
+    title = inspector.operator_details(found, "decode", "", of_block=True).title
+    assert title == f"{slowest.name} \N{MULTIPLICATION SIGN} {slowest.repeat}"  # no other block has it
+
+
 def test_a_folded_block_is_one_node_with_the_sum_of_its_operators():
     (found,) = results.device_results(State(model="llama-3.1-8b"))
     drawn = network.network_drawing(found, "decode", folded=("layer",))

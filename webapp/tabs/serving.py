@@ -104,7 +104,7 @@ def _command(one: ClosedLoop, state: State) -> str:
     rate = one.numbers["tokens_per_s"] / state.gen
     words = [
         "llmviewer", "plan", state.model.removeprefix(FILE_PREFIX),
-        "--hardware", setting.device.removeprefix(FILE_PREFIX), "--rate", f"{rate:.3g}",
+        "--hardware", setting.device.removeprefix(FILE_PREFIX), "--rate", f"{float(f'{rate:.3g}'):g}",
         "--prompt", str(state.prompt), "--gen", str(state.gen),
         "--ttft", f"{state.within}={state.ttft / 1e3:g}", "--tpot", f"{state.within}={state.tpot / 1e3:g}",
     ]  # fmt: skip

@@ -59,10 +59,13 @@ def operator_details(device_result: DeviceResult, phase: str, op: str, *, of_blo
     phase_result = device_result.phase(phase)
     rows = merged(phase_result)
     chosen = next((row for row in rows if any(operator_id(part) == op for part in row.parts)), None)
-    row_shown = chosen or max(rows, key=lambda row: row.total.share)
+    row_shown = chosen or max(
+        rows, key=lambda row: max(part.share for part in row.parts) if of_block else row.total.share
+    )
     result, block = row_shown.total, ""
     if of_block and len(row_shown.parts) > 1:
-        result = next((part for part in row_shown.parts if operator_id(part) == op), row_shown.parts[0])
+        slowest = max(row_shown.parts, key=lambda part: part.share)
+        result = next((part for part in row_shown.parts if operator_id(part) == op), slowest)
         block = f" in {result.block}"
     workload = pass_workload(device_result, phase)
     if result.kind == EXPOSED.kind:

@@ -48,6 +48,11 @@ class Block:
         """Whether the block processes the generated sequence, not the input of an encoder or images."""
         return self.stream in (WHOLE_PASS, TARGET) or self.stream.name in _MAIN_STREAMS
 
+    @property
+    def result(self) -> Tensor:
+        """The output tensor."""
+        return next(t for op in reversed(self.operators) for t in op.outputs if t.name == self.output)
+
     def map(self, f: Callable[[Operator], Operator]) -> Block:
         return replace(self, operators=tuple(map(f, self.operators)))
 

@@ -127,7 +127,7 @@ def _send(pieces: Sequence[Block], stage: int, group: Group) -> Block:
     """
     stream = next(_flow(p) for p in pieces if p.layers and p.stage == stage + 1)
     before = [p for p in pieces if p.layers and p.stage == stage and _flow(p) == stream]
-    hidden = [_result(before[-1])] if before else []
+    hidden = [before[-1].result] if before else []
     side_tensors = list(_side_tensors(pieces, stage))
     send = Send(
         name=SEND,
@@ -155,7 +155,7 @@ def _side_tensors(pieces: Sequence[Block], stage: int) -> Iterator[Tensor]:
         for name in piece.side_inputs if piece.stage > stage else ():
             source = next(p for p in reversed(pieces[:index]) if p.output == name)
             if source.stage <= stage:
-                written = _result(source)
+                written = source.result
                 width = max(t.width for op in piece.operators for t in op.reads() if t.name == name)
                 read = widths_read.get(name, (written, 0))[1] + piece.repeat * width
                 widths_read[name] = (replace(written, rows=written.rows.on(source.stream)), read)
@@ -166,11 +166,6 @@ def _side_tensors(pieces: Sequence[Block], stage: int) -> Iterator[Tensor]:
 def _flow(block: Block) -> Stream:
     """The stream of its hidden states; blocks for sequences with images change those of the whole pass."""
     return WHOLE_PASS if block.stream.name == "with_images" else block.stream
-
-
-def _result(block: Block) -> Tensor:
-    """The output tensor of a block."""
-    return next(t for op in reversed(block.operators) for t in op.outputs if t.name == block.output)
 
 
 # Parameters that several stages hold.

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from ..architectures.blocks.encoder import Head
-from ..architectures.blocks.parts import Parts
+from ..architectures.blocks.parts import Parts, result
 from ..devices.hardware import Hardware
 from ..forms import WHOLE_PASS, sampled_sequences
 from ..graph import Block, Graph
@@ -74,10 +74,10 @@ class EncoderExit(Technique):
                     name = f"{block.name}.{layer}"
                     yield replace(block, name=name, layers=(layer,), stream=stream)
                     if (layer + 1) % self.every == 0 and layer + 1 < total:
-                        exit_operators = self._exit(_output(block))
+                        exit_operators = self._exit(block.result)
                         yield Block(
                             name=f"exit.{layer}", operators=exit_operators, input=block.output,
-                            output=exit_operators[-1].outputs[0].name, stream=stream,
+                            output=result(exit_operators).name, stream=stream,
                         )  # fmt: skip
 
         return Graph(tuple(pieces()))
@@ -115,11 +115,6 @@ class EncoderExit(Technique):
         if self.layers <= least or self.every >= model.graph.layers:
             return f"layers must be above {least:.3g}, those before the first exit; got {self.layers:g}"
         return ""
-
-
-def _output(block: Block) -> Tensor:
-    """The tensor that a block passes on."""
-    return next(t for op in reversed(block.operators) for t in op.outputs if t.name == block.output)
 
 
 @cache

@@ -433,9 +433,8 @@ def auxiliary_block(block: Block, *, active: float = 0, name: str = "vision") ->
 
 def _placed(block: Block, features: Tensor, *, adds: bool) -> Block:
     """`block` with features of images brought to the tokens that it leaves."""
-    left = next(t for op in reversed(block.operators) for t in op.outputs if t.name == block.output)
-    out = replace(left, name=_IMAGE_PROMPT)
-    place = Place(name="place_images", inputs=(left, features), outputs=(out,), adds=adds)
+    out = replace(block.result, name=_IMAGE_PROMPT)
+    place = Place(name="place_images", inputs=(block.result, features), outputs=(out,), adds=adds)
     side_inputs = (*block.side_inputs, features.name)
     return replace(block, operators=(*block.operators, place), output=out.name, side_inputs=side_inputs)
 

@@ -36,6 +36,7 @@ from ..units import counted, seconds, si
 from ..variants.evaluation import Evaluation
 from ..workload import Workload
 from .generation import GenerationResult
+from .phases import engine_kernels
 
 _MAX_NAMES: Final = 4  # operators listed by name
 _LITTLE_EFFECT: Final = {  # what-ifs that change few results, by prefix
@@ -309,8 +310,8 @@ def _to_mxfp8(setting: Setting) -> list[str]:
 
 def _merged_launches(evaluation: Evaluation) -> list[str]:
     """Operators of a decode step, or of the one pass, that the engine runs in one launch, such as gate and up."""
-    setting, kernels = evaluation.setting, evaluation.setting.kernels
-    if setting.engine is None or kernels is None or isinstance(kernels.device, str):
+    engine, kernels = evaluation.setting.engine, engine_kernels(evaluation.setting)
+    if engine is None or kernels is None:
         return []
     launched = evaluation.launched(evaluation.phases[-1], kernels)
     names = dict.fromkeys(
@@ -320,14 +321,14 @@ def _merged_launches(evaluation: Evaluation) -> list[str]:
     )
     if not names:
         return []
-    launches = f"one launch of {setting.engine.title} each, whose expected time its operators share (+ in the tables)"
+    launches = f"one launch of {engine.title} each, whose expected time its operators share (+ in the tables)"
     return [f"{launches}: {', '.join(names)}"]
 
 
 def _slow_experts(evaluation: Evaluation) -> list[str]:
     """Phases in which the experts' newest measured kernel is much slower than one of an earlier version."""
-    setting, kernels = evaluation.setting, evaluation.setting.kernels
-    if setting.engine is None or kernels is None or isinstance(kernels.device, str):
+    engine, kernels = evaluation.setting.engine, engine_kernels(evaluation.setting)
+    if engine is None or kernels is None:
         return []
     times_by_kernels: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for phase in evaluation.phases:
@@ -346,7 +347,7 @@ def _slow_experts(evaluation: Evaluation) -> list[str]:
         if newest and releases[fastest] < releases[newest] and times_s[newest] > _SLOW_EXPERTS * times_s[fastest]:
             times = (f"{seconds(times_s[newest])} in {phase}", seconds(times_s[fastest]))
             times_by_kernels.setdefault((newest, fastest), []).append(times)
-    choice = f"; {option} chooses another kernel" if (option := setting.engine.experts_option) else ""
+    choice = f"; {option} chooses another kernel" if (option := engine.experts_option) else ""
     return [
         f"experts take {', '.join(slow)} in the kernel of {kernels.library} {newest}, as expected here, and "
         f"{', '.join(fast)} in that of {fastest}{choice}"

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..expectation.expected import LATENCY, ExpectedLaunch, ExpectedPass, Interval
+from ..expectation.kernels import Kernels
 from ..expectation.sources import bound_only_label, bound_only_reason
 from ..records import frozen
 from ..roofline import Estimate, OperatorEstimate
@@ -181,10 +182,16 @@ def phase(evaluation: Evaluation, name: str, compute_advice: Callable[[], str]) 
     )
 
 
+def engine_kernels(setting: Setting) -> Kernels | None:
+    """The kernels that the engine launches; None without an engine, or if its kernels cannot be modelled."""
+    kernels = setting.kernels if setting.engine else None
+    return None if kernels is None or isinstance(kernels.device, str) else kernels
+
+
 def _shared_launches(evaluation: Evaluation, name: str) -> dict[int, str]:
     """Names of the operators that share a launch of the engine, by the index of each."""
-    kernels = evaluation.setting.kernels
-    if evaluation.setting.engine is None or kernels is None or isinstance(kernels.device, str):
+    kernels = engine_kernels(evaluation.setting)
+    if kernels is None:
         return {}
     launched = evaluation.launched(name, kernels)
     shared: dict[int, str] = {}

@@ -1,12 +1,27 @@
-"""Fractions of consecutive layers, written as text."""
+"""Changes of some layers, and fractions of consecutive layers as text."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Final
 
+from ..graph import Block
+
 _NOTATION: Final = re.compile(r"([1-9]\d{0,4})x(0?\.\d{1,9}|[01](?:\.0*)?)")
+
+
+def split_layers(
+    block: Block, is_inside_layer: Callable[[int], bool], change: Callable[[Block], Block]
+) -> Iterator[Block]:
+    """Splits `block` into the layers outside and, changed by `change`, inside; other blocks are unchanged."""
+    layers = block.layers if block.main else ()
+    inside, outside = (tuple(n for n in layers if is_inside_layer(n) is is_inside) for is_inside in (True, False))
+    if outside or not inside:
+        yield replace(block, layers=outside) if layers else block
+    if inside:
+        yield change(replace(block, layers=inside))
 
 
 def parse_by_layer(text: str) -> tuple[float, ...]:
@@ -25,7 +40,12 @@ def by_layer_problem(text: str, layers: int) -> str:
     return f"must have {layers} layers; got {len(fractions)} in {text!r}" if len(fractions) != layers else ""
 
 
-def layers_by_fraction(text: str, *, without: float) -> Mapping[float, set[int]]:
-    """Numbers of layers by their fraction, but for those of the fraction `without`."""
+def change_by_layer(
+    blocks: Iterable[Block], text: str, change: Callable[[float], Callable[[Block], Block]], *, unchanged: float
+) -> tuple[Block, ...]:
+    """Blocks with their layers split and changed by `change` of the fraction of each, but for the one `unchanged`."""
     fractions = parse_by_layer(text)
-    return {one: {n for n, fraction in enumerate(fractions) if fraction == one} for one in {*fractions} - {without}}
+    for one in {*fractions} - {unchanged}:
+        layers = {n for n, fraction in enumerate(fractions) if fraction == one}
+        blocks = [piece for block in blocks for piece in split_layers(block, layers.__contains__, change(one))]
+    return tuple(blocks)

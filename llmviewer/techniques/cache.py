@@ -19,10 +19,10 @@ from ..precision import Format
 from ..records import frozen
 from ..workload import Workload
 from . import technique
+from ._layers import split_layers
 from ._masks import causal_masks
 from ._parameters import parameter
 from ._technique import Finding, Kind, Requirement, SettingView, Technique
-from .depth import split_layers
 
 
 class Allocated(Technique):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import floor
 
@@ -14,6 +14,7 @@ from ..operators.images import Place
 from ..operators.linear import LMHead
 from ..records import frozen
 from . import technique
+from ._layers import split_layers
 from ._linears import with_tied_weights
 from ._parameters import parameter
 from ._technique import Kind, Requirement, SettingView, Technique
@@ -124,18 +125,6 @@ def _partial_layers_reason(setting: SettingView) -> str:
         if block.main and block.layers and parts != {WHOLE_PASS}:
             return f"layers of {setting.model.name} already process only a part of the tokens"
     return ""
-
-
-def split_layers(
-    block: Block, is_inside_layer: Callable[[int], bool], change: Callable[[Block], Block]
-) -> Iterator[Block]:
-    """Splits `block` into the layers outside and, changed by `change`, inside; other blocks are unchanged."""
-    layers = block.layers if block.main else ()
-    inside, outside = (tuple(n for n in layers if is_inside_layer(n) is is_inside) for is_inside in (True, False))
-    if outside or not inside:
-        yield replace(block, layers=outside) if layers else block
-    if inside:
-        yield change(replace(block, layers=inside))
 
 
 def _kv_operators(block: Block) -> tuple[Operator, ...]:

@@ -16,11 +16,10 @@ from ..operators.linear import ChosenLinear, ExpertsLinear, Linear, Router
 from ..operators.routing import UNGROUPED
 from ..records import frozen
 from . import technique
-from ._layers import by_layer_problem, layers_by_fraction, parse_by_layer
+from ._layers import by_layer_problem, change_by_layer, parse_by_layer, split_layers
 from ._linears import is_main_layer, is_plain_linear
 from ._parameters import parameter
 from ._technique import Kind, Requirement, SettingView, Technique
-from .depth import split_layers
 
 _NARROWABLE: Final = (Norm, Add, Linear, Embedding)  # operators on the hidden state that can be narrowed
 
@@ -64,10 +63,13 @@ class StructuredPruning(Technique):
         remaining = (new for new, old in zip(blocks, graph.blocks, strict=True) if new.layers or not old.layers)
         pruned = range(self.first, num_layers - self.last)
         parts = [part for block in remaining for part in split_layers(block, pruned.__contains__, self.thinner)]
-        for ffn, layers in layers_by_fraction(self.mix, without=1.0).items():
-            thinner = replace(self, ffn=ffn, heads=1.0, experts=1.0, mix="").thinner
-            parts = [piece for part in parts for piece in split_layers(part, layers.__contains__, thinner)]
-        return Graph(tuple(_narrower(part, self.hidden) if part.main and self.hidden < 1 else part for part in parts))
+        mixed = change_by_layer(
+            parts,
+            self.mix,
+            lambda ffn: replace(self, ffn=ffn, heads=1.0, experts=1.0, mix="").thinner,
+            unchanged=1.0,
+        )
+        return Graph(tuple(_narrower(part, self.hidden) if part.main and self.hidden < 1 else part for part in mixed))
 
     def thinner(self, block: Block) -> Block:
         """The layers with fewer heads, neurons and experts."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil, log2
 from typing import Final
@@ -16,11 +16,10 @@ from ..precision import Format
 from ..records import frozen
 from ..resource import Resource
 from . import technique
-from ._layers import by_layer_problem, layers_by_fraction, parse_by_layer
+from ._layers import by_layer_problem, change_by_layer, parse_by_layer
 from ._linears import ReplacedLinear
 from ._parameters import parameter
 from ._technique import Kind, Requirement, SettingView, Technique
-from .depth import split_layers
 
 _ROUNDED: Final = 0.02  # relative rounding of datasheet rates: 733 and 362 for L40S
 _SUPPORTED_N_M: Final = (2, 4)  # the n:m that sparse matrix units support
@@ -160,15 +159,12 @@ class Unstructured(Sparse):
     def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:
         if not self.layers:
             return super().lowered(graph, hardware, decode=decode)
-        blocks = [*graph.blocks]
-        for sparsity, layers in layers_by_fraction(self.layers, without=0.0).items():
+
+        def pruned(sparsity: float) -> Callable[[Block], Block]:
             one = replace(self, sparsity=sparsity, layers="")
+            return lambda block: block.map(lambda op: one.sparse(op, hardware))
 
-            def pruned(block: Block, one: Unstructured = one) -> Block:
-                return block.map(lambda op: one.sparse(op, hardware))
-
-            blocks = [piece for block in blocks for piece in split_layers(block, layers.__contains__, pruned)]
-        return Graph(tuple(blocks))
+        return Graph(change_by_layer(graph.blocks, self.layers, pruned, unchanged=0.0))
 
     def bits(self, dense: float) -> float:
         density = 1 - self.sparsity

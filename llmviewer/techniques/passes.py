@@ -74,7 +74,7 @@ class Parallel(Technique):
         if conflicting:
             return f"{conflicting.name} also changes the passes of a generation; give one of the two"
         if setting.model.is_encoder_decoder:
-            return f"{setting.model.name} processes its prompt in an encoder, to which no outline can be added"
+            return f"{setting.model.name} processes its prompt in an encoder; {self.name} is for models without one"
         return ""
 
 
@@ -221,7 +221,7 @@ class Fork(Parallel):
         branches = replace(s, kv_len=contexts[..., : len(running)]).times(running)
         return replace(run, name="branches", workload=Workload((branches,)))
 
-    @cached_property
+    @property
     def tree(self) -> _Tree:
         """The sequences of an answer."""
         return _tree(self.branches, self.lead, self.depth)

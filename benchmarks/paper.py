@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-if __name__ == "__main__":  # or the path of who imports it would change
+if __name__ == "__main__":  # not on import, which must leave the path as it is
     sys.path.insert(0, str(ROOT))
 
 from llmviewer import analyze  # noqa: E402
@@ -151,11 +151,11 @@ def page() -> str:
 
 def table_1() -> str:
     """Table 1 of "LLM Inference Unveiled"."""
-    found = _analyzed_1()
+    operators = _analyzed_1()
     numbers, agreeing, lines = 0, 0, []
     for (phase, names), printed in PRINTED_1.items():
         for name in names:
-            op = found[phase, name]
+            op = operators[phase, name]
             ours = op.per_call.ops, op.per_call.bytes, op.intensity, op.attainable_ops_per_s
             numbers += len(printed)
             agreeing += sum(map(_rounds_to, ours, printed))
@@ -222,10 +222,10 @@ def table_2() -> str:
     lines = []
     for title, (name, prefill, decode) in TABLE_2.items():
         lines.append([title, prefill, *_exponents(name, "prefill"), decode, *_exponents(name, "decode")])
-    found = Setting.of("stripedhyena-7b", _A100)
+    setting = Setting.of("stripedhyena-7b", _A100)
     amounts = []
     for n in _TOKENS:
-        rows = found.plan.estimate(Workload.prefill(batch=1, prompt=n)).operators
+        rows = setting.plan.estimate(Workload.prefill(batch=1, prompt=n)).operators
         amounts.append(sum(float(r.repeat * r.ops) for r in rows if r.operator.name == "long_filter") / (n * log2(n)))
     ours = f"n log n, to {max(amounts) / min(amounts) - 1:.0%}"
     lines.append(["Hyena", "n d log n", ours, "", "n d log n", "", ""])
@@ -259,8 +259,7 @@ def table_4() -> str:
         closest = max(closest, float(row["decode"]) / (full.tpot_s / four.tpot_s))
         for name, field in (("prefill", "ttft"), ("decode", "tpot"), ("whole", "latency")):
             if row["trusted"] == "1":
-                times = (getattr(one, f"expected_{field}_s") for one in (full, four))
-                before, after = times
+                before, after = (getattr(one, f"expected_{field}_s") for one in (full, four))
                 ratios[row["engine"], row["model"], name].append(before / after / float(row[name]))
     text = _TABLE_4.format(cells=len(rows), closest=closest, trusted=sum(row["trusted"] == "1" for row in rows))
     text += _lines(
@@ -328,10 +327,10 @@ def table_6() -> str:
 @cache
 def _analyzed_1() -> dict:
     """The operators of table 1, by phase and name."""
-    found = analyze(
+    analysis = analyze(
         "llama-2-7b", _A6000, prompt=2048, kv_len=2048, accounting="survey", hardware_set=("matrix.fp16=155 TOP/s",)
     )
-    rows = {(phase, op.name): op for phase, result in found.phases for op in result.operators}
+    rows = {(phase, op.name): op for phase, result in analysis.phases for op in result.operators}
     return {(phase, name): rows[phase, name] for phase, names in PRINTED_1 for name in names}
 
 

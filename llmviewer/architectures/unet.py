@@ -35,7 +35,7 @@ _TEXT: Final = "text"
 _ATTENDING: Final = ("CrossAttnDownBlock2D", "CrossAttnUpBlock2D")
 _PLAIN: Final = ("DownBlock2D", "UpBlock2D")
 _TAPS: Final = 9  # of a convolution over 3 x 3 positions
-_SIZES: Final = 6  # numbers that tell SDXL the size and the crop of the image
+_SIZES: Final = 6  # numbers of the size and the crop of the image, inputs of SDXL
 _UNREAD: Final = (
     "_class_name _diffusers_version _name_or_path act_fn center_input_sample downsample_padding flip_sin_to_cos"
     " freq_shift mid_block_scale_factor norm_eps norm_num_groups sample_size upcast_attention use_linear_projection"

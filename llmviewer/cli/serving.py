@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -15,6 +16,8 @@ from . import inputs
 from . import options as shared
 from .comparing import hardware_option, named
 from .progress import with_progress, with_progress_bar
+
+_F = TypeVar("_F", bound=Callable[..., object])
 
 _QUEUE_DEFAULTS: Final = {  # defaults of options about arrivals, latency targets and separate prefill
     "arrivals": None, "concurrency": None, "client": None, "session_turns": None, "think_time": None,
@@ -224,6 +227,11 @@ def _saturate(form: str | None, output: Path | None, options: ServedOptions, *, 
     shared.emit_report(REPORT, with_progress(run, "request")(**question, **options), form, output)
 
 
+def _percentile_target(name: str, help_text: str) -> Callable[[_F], _F]:
+    """An option whose value is a limit on the mean or a percentile of a time."""
+    return click.option(name, metavar="TARGET", type=click.UNPROCESSED, default=inf, help=help_text)
+
+
 @click.command()
 @click.argument("model")
 @click.option(
@@ -233,20 +241,10 @@ def _saturate(form: str | None, output: Path | None, options: ServedOptions, *, 
     metavar="R",
     help="Mean arrival rate in req/s (Poisson arrivals).",
 )
-@click.option(
-    "--ttft",
-    metavar="TARGET",
-    type=click.UNPROCESSED,
-    default=inf,
-    help="Target of the time to first token: 0.5 or 500ms for 90 % of the requests, p99=0.5, or mean=0.5.",
+@_percentile_target(
+    "--ttft", "Target of the time to first token: 0.5 or 500ms for 90 % of the requests, p99=0.5, or mean=0.5."
 )
-@click.option(
-    "--tpot",
-    metavar="TARGET",
-    type=click.UNPROCESSED,
-    default=inf,
-    help="Target of the time per output token, likewise.",
-)
+@_percentile_target("--tpot", "Target of the time per output token, likewise.")
 @click.option(
     "--prompt", metavar="TOKENS", default="1024", show_default=True, callback=_alike, help="Input tokens per request."
 )

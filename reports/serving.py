@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
@@ -13,7 +13,7 @@ from llmviewer.serving.metrics import Usage
 from llmviewer.serving.outcome import PERCENTILES, Simulation, summary
 from llmviewer.serving.routers import ROUND_ROBIN
 from llmviewer.serving.saturation import Saturation
-from llmviewer.serving.traffic import Traffic
+from llmviewer.serving.traffic import Times, Traffic
 from llmviewer.setting import Setting
 from llmviewer.units import counted, seconds, si
 
@@ -215,21 +215,19 @@ def tables(result: Simulation) -> list[Table]:
 
 def _tasks(result: Simulation) -> Iterator[Table]:
     """Sessions or tasks as wholes, expected and at the bound."""
-    for run, basis_of in ((result.expected, ", expected"), (result, " at the bound")):
+    for run, basis in ((result.expected, ", expected"), (result, " at the bound")):
         if not run or not run.tasks:
             continue
         body = []
         for key, values in run.tasks.metrics.items():
             show = time_item if key.endswith("_s") else number_item
-            figures = summary(values)
-            cells = (show(np.nan if (value := figures[name]) is None else value) for name in _SUMMARY)
-            body.append((Item(text=_TASK_NAMES[key]), *cells))
+            body.append((Item(text=_TASK_NAMES[key]), *_statistics(values, show)))
         kind = run.tasks.kind
         about = (
             "Without waits: the longest chain of its requests, without think times and tools." if run is result else ""
         )
         yield Table(
-            title=f"{kind.capitalize()}s{basis_of}", about=about, head=(f"per {kind}", *_SUMMARY),
+            title=f"{kind.capitalize()}s{basis}", about=about, head=(f"per {kind}", *_SUMMARY),
             words=(f"per {kind}",), body=tuple(body),
         )  # fmt: skip
 
@@ -243,7 +241,7 @@ def _tenants(run: Simulation) -> list[Table]:
         times = (tenant[key][name] for key in ("ttft_s", "latency_s") for name in ("mean", "p99"))
         body.append((
             Item(text=tenant["tenant"]), number_item(tenant["requests"]),
-            *(time_item(np.nan if value is None else value) for value in times),
+            *map(_optional_time, times),
             number_item(tenant["input_tokens_per_s"]), number_item(tenant["tokens_per_s"]),
         ))  # fmt: skip
     return [
@@ -258,18 +256,19 @@ def _tenants(run: Simulation) -> list[Table]:
 
 
 def _times(result: Simulation, name: str, *, about: bool) -> Table:
-    body = []
-    for key, values in result.metrics.items():
-        figures = summary(values)
-        cells = (time_item(np.nan if (value := figures[name]) is None else value) for name in _SUMMARY)
-        body.append((Item(text=_NAMES[key]), *cells))
     return Table(
         title=name,
         about="ITL: time between two output tokens of a request; max ITL is its longest." if about else "",
         head=("per request", *_SUMMARY),
         words=("per request",),
-        body=tuple(body),
+        body=tuple((Item(text=_NAMES[key]), *_statistics(values, time_item)) for key, values in result.metrics.items()),
     )
+
+
+def _statistics(values: Times, show: Callable[[float], Item]) -> Iterator[Item]:
+    """Items of the statistics in _SUMMARY."""
+    figures = summary(values)
+    return (DASH if (value := figures[name]) is None else show(value) for name in _SUMMARY)
 
 
 def _service(result: Simulation) -> Table:

@@ -1,6 +1,10 @@
-"""Times of the requests that a copy served, and how its own time was spent."""
+"""Times of the requests that a replica served, and how its own time was spent."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Self
 
 from ..records import frozen
 from .lengths import Tokens
@@ -9,7 +13,7 @@ from .traffic import Times
 
 @frozen(kw_only=True)
 class Usage:
-    """Time and work of a copy. [s], [tokens], [B]
+    """Time and work of a replica. [s], [tokens], [B]
 
     reading_s, mixed_s, decoding_s  steps that only prefill, that prefill and decode, that only decode
     full_s                          part of that time in which the next request is blocked by KV memory
@@ -43,6 +47,11 @@ class Usage:
     paused: float = 0
     paused_s: float = 0.0
     swapped: float = 0.0
+
+    @classmethod
+    def total(cls, usages: Sequence[Self]) -> Self:
+        """Time and work of several servers together."""
+        return cls(**{f.name: sum(getattr(usage, f.name) for usage in usages) for f in fields(cls)})
 
     @property
     def there(self) -> float:

@@ -12,8 +12,6 @@ from heapq import heapify, heappop, heappush
 from math import ceil, inf, log2
 from typing import Final
 
-import numpy as np
-
 from ..errors import InputError
 from .policy import Policy
 from .request_states import RequestStates
@@ -263,7 +261,7 @@ def waiting_queue(policy: Policy, requests: RequestStates, steps: Steps, traffic
         case "srpt":
             return ShortestRemaining(requests, policy.bins)
         case "mlfq":
-            return FeedbackQueues(requests, _prefill_s(steps, traffic))
+            return FeedbackQueues(requests, steps.prefills_and_intervals_s(traffic)[0].tolist())
         case "vtc":
             if traffic.tenants is None:
                 raise InputError(
@@ -272,11 +270,3 @@ def waiting_queue(policy: Policy, requests: RequestStates, steps: Steps, traffic
                 )
             return FairShares(requests, traffic.tenants.tolist())
     return deque()
-
-
-def _prefill_s(steps: Steps, traffic: Traffic) -> Sequence[float]:
-    """Time of the prefill of each prompt alone. [s]"""
-    shapes, place = np.unique(np.stack((traffic.prompt, steps.hit_tokens(traffic))), axis=1, return_inverse=True)
-    time_s, _ = steps.prefill_and_interval_s(*shapes.astype(float))
-    seconds: list[float] = np.broadcast_to(np.asarray(time_s, dtype=float), shapes.shape[1:])[place].tolist()
-    return seconds

@@ -117,8 +117,8 @@ def _assigned(policy: Policy, assignment: str, text: str) -> tuple[str, Any]:
         if value not in orders:
             raise InputError(f"policy {policy.name},order=ORDER must give one of {', '.join(orders)}; got {text!r}")
         return key, value
-    steps = parse_count(value)
-    if steps is None:
+    count = parse_count(value)
+    if count is None:
         raise InputError(
             f"policy {policy.name},{key}={_FIELDS[key]} must give a whole number from 1 to {MAX_TOKENS}; got {text!r}"
         )
@@ -126,4 +126,4 @@ def _assigned(policy: Policy, assignment: str, text: str) -> tuple[str, Any]:
         raise InputError(
             f"policy {policy.name} has no {key}, as it prefills only when no sequence decodes; got {text!r}"
         )
-    return key, steps
+    return key, count

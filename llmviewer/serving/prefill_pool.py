@@ -48,11 +48,7 @@ def prefill(steps: Steps, traffic: Traffic, *, replicas: int, transfer_s: Times,
         )
     longest = int(np.max(traffic.prompt))
     steps.check_fits(longest, longest, float(steps.cache_bytes(float(longest))))
-    shapes, place = np.unique(np.stack((traffic.prompt, steps.hit_tokens(traffic))), axis=1, return_inverse=True)
-    prefill_s, interval_s = (
-        np.broadcast_to(np.asarray(each, dtype=float), shapes.shape[1:])[place]
-        for each in steps.prefill_and_interval_s(*shapes.astype(float))
-    )
+    prefill_s, interval_s = steps.prefills_and_intervals_s(traffic)
     workers = replicas * steps.rank_sets
     free = [0.0] * workers
     start = np.empty(len(traffic))

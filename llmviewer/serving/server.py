@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from functools import lru_cache
 from math import ceil, inf, isnan, sqrt
 from operator import attrgetter
@@ -85,9 +84,7 @@ def serve_routed(
         answers_s = min([each.earliest_finish_s() for each in busy[1:]], default=inf) if sent_later else inf
         busy[0].advance(min(arrivals.next_ready_s, answers_s))
         progress(arrivals.count - sum([each.num_requests for each in replicas]))
-    usages = [each.usage() for each in replicas]
-    usage = Usage(**{f.name: sum(getattr(each, f.name) for each in usages) for f in fields(Usage)})
-    return _served(requests, usage)
+    return _served(requests, Usage.total([each.usage() for each in replicas]))
 
 
 def serve_saturated(
@@ -142,7 +139,7 @@ class _Server:
         self.batches = self.scheduler.batches
         self.clock_s, self.peak_bytes = 0.0, 0.0
         self._fewest_passes = min(requests.total_passes)
-        self._new: set[int] = set()  # requests of a router that were not admitted when this was last asked
+        self._new: set[int] = set()  # requests of a router; kv_bytes drops those that were admitted
         self.launched_s, self.unpolled, self._ahead = 0.0, policy.poll, requests.frontend.ahead
 
     @property

@@ -501,5 +501,4 @@ def _serve_replicas(
             for ids, result in zip(ids_by_replica, results, strict=True):
                 column[ids] = getattr(result, f.name)
             columns[f.name] = column
-    usage = Usage(**{f.name: sum(getattr(result.usage, f.name) for result in results) for f in fields(Usage)})
-    return Served(usage=usage, **columns)
+    return Served(usage=Usage.total([result.usage for result in results]), **columns)

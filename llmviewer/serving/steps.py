@@ -27,7 +27,7 @@ from ..workload import Spans, Workload
 from .lengths import Tokens
 from .stages import Stage
 from .step_times import Groups, decoding_group
-from .traffic import Traffic
+from .traffic import Times, Traffic
 
 OUTPUT_SAMPLES: Final = 16  # contexts, evenly spaced over an output, at which its decode steps are computed
 
@@ -140,6 +140,15 @@ class Steps:
         groups = (Spans(batch=1.0, q_len=prompt - cached_tokens, kv_len=prompt),)
         stages = [stage.alike_s(groups) for stage in self._stages]
         return sum(stages[1:], start=stages[0]), reduce(np.maximum, stages)
+
+    def prefills_and_intervals_s(self, traffic: Traffic) -> tuple[Times, Times]:
+        """prefill_and_interval_s() of each prompt alone, computed once for equal ones. [s]"""
+        shapes, place = np.unique(np.stack((traffic.prompt, self.hit_tokens(traffic))), axis=1, return_inverse=True)
+        prefill_s, interval_s = (
+            np.broadcast_to(np.asarray(each, dtype=float), shapes.shape[1:])[place]
+            for each in self.prefill_and_interval_s(*shapes.astype(float))
+        )
+        return prefill_s, interval_s
 
     def decoding_s(self, batches: Sequence[tuple[int, float]]) -> float:
         """A decode step, from the number of sequences of each running batch and their mean context; tabulated. [s]"""

@@ -105,7 +105,7 @@ class Traffic:
         span = float(np.max(self.arrival_s))
         return len(self) / span if span > 0 else inf
 
-    @property
+    @cached_property
     def task(self) -> npt.NDArray[np.int64]:
         """Session or task of each request, from 0; each request by itself without calls."""
         return self.calls.task if self.calls else np.arange(len(self))

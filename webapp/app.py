@@ -24,6 +24,7 @@ from llmviewer.reports.analysis import REPORT
 from . import controls, edits, fields, options, page
 from .cpu_limit import CHANGE_LIMIT_S, start_limit
 from .delivery import deliver, load_on_demand
+from .errors import error_line
 from .fields import CONTROL_FIELDS
 from .page_state import analysis_link, shown_state
 from .payloads import files_of, packed
@@ -36,7 +37,6 @@ from .tabs import TABS
 from .tabs._components import register_clientside
 from .tabs.timeline import TRACE
 from .views import compare, compare_report, overview
-from .words import page_text
 
 _CONTROL_IDS: Final = tuple(fields.control_values(PageState()))  # ids of the controls that show the state
 
@@ -141,7 +141,7 @@ def _register_state(app: Dash) -> None:
                 )
                 trigger = {"on", "set"}
             except InputError as error:
-                errors["set"] = page_text(str(error))
+                errors["set"] = error_line(error)
         edits.merge_controls(trigger, values, edited, before)
         now, edit_errors = edits.edited_state(before, values, trigger, browser_files)
         browser_files = () if browser_files == files_before else browser_files

@@ -10,11 +10,12 @@ from llmviewer.errors import InputError
 
 from . import fields
 from .cpu_limit import restart_limit
+from .errors import error_line
 from .fields import CONTROL_FIELDS
 from .payloads import decoded, label
-from .results import internal_error, own_device_file, parse_hardware_file, parse_model_file, problem_of
+from .results import own_device_file, parse_hardware_file, parse_model_file, problem_of
 from .state import FILE_PREFIX, MAX_FILE_BYTES, MAX_FILES, FieldError, File, State
-from .words import CONTROLS, control_label, page_text
+from .words import CONTROLS, control_label
 
 
 def with_dropped_file(
@@ -53,10 +54,8 @@ def with_dropped_files(
             browser_files, value = with_dropped_file(
                 name, title, text, browser_files, before if name == "model" else replace(before, on=tuple(value))
             )
-        except InputError as error:
-            problems.append(page_text(str(error)))
-        except Exception:  # noqa: BLE001 - the page stays
-            problems.append(internal_error(f"a file for {name}"))
+        except Exception as error:  # noqa: BLE001 - the page stays
+            problems.append(error_line(error, f"a file for {name}"))
     return browser_files, value, "; ".join(problems)
 
 

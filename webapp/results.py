@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, fields, replace
@@ -29,10 +28,9 @@ from llmviewer.techniques import declaration, techniques
 from llmviewer.variants.evaluation import Evaluation
 
 from .cpu_limit import CpuLimitError, check_limit, restart_limit
+from .errors import error_line
 from .state import FILE_PREFIX, MAX_FILE_BYTES, File, State
-from .words import page_text
 
-_LOG: Final = logging.getLogger(__name__)
 VERBATIM_PARAMETERS: Final = (
     "draft_quant",
     "scorer_quant",
@@ -98,59 +96,57 @@ def evaluation_of(state: State) -> Evaluation:
         return _evaluation(_device_inputs(state, name))
     except InputError:
         raise
-    except Exception:  # noqa: BLE001 - the page stays
-        raise InputError(internal_error(state.link)) from None
+    except Exception as error:  # noqa: BLE001 - the page stays
+        raise InputError(error_line(error, state.link)) from None
 
 
 def problem_of(state: State) -> str:
     """The reason why a state cannot be analyzed, in one line of the page's words; empty if it can."""
-    problem = _error_of(state)
-    return page_text(str(problem)) if problem else ""
+    return _problem_of(state).text
 
 
-def _error_of(state: State) -> InputError | None:
+class _StateProblem(NamedTuple):
+    """The reason why a state cannot be analyzed, and whether it takes too long; no text if it can."""
+
+    text: str = ""
+    is_slow: bool = False
+
+
+def _problem_of(state: State) -> _StateProblem:
     try:
         device_results(state)
-    except InputError as error:
-        return error
-    except Exception:  # noqa: BLE001 - the page stays
-        return InputError(internal_error(state.link))
-    return None
-
-
-def internal_error(operation: str) -> str:
-    """Logs the current exception of an operation and returns the line that users see."""
-    _LOG.exception(operation)
-    return "internal error of llmviewer; details are in the server log"
+    except Exception as error:  # noqa: BLE001 - the page stays
+        return _StateProblem(error_line(error, state.link), isinstance(error, CpuLimitError))
+    return _StateProblem()
 
 
 def nearest_valid(state: State) -> tuple[State, tuple[str, ...]]:
     """`state` with as few fields reset to their defaults as are needed to analyze it, and a notice for each of them."""
     notices: list[str] = []
-    problem = _error_of(state)
-    while problem:
+    problem = _problem_of(state)
+    while problem.text:
         replacement = _reset_field(state, problem)
         if replacement is None:
-            notices.append(f"link: cannot be analyzed, the default page is shown: {page_text(str(problem))}")
+            notices.append(f"link: cannot be analyzed, the default page is shown: {problem.text}")
             return State(tab=state.tab), tuple(notices)
         name, state, remaining = replacement
-        notices.append(f"link: {name}: {page_text(str(problem))}; the default is used")
+        notices.append(f"link: {name}: {problem.text}; the default is used")
         problem = remaining
     return state, tuple(notices)
 
 
-def _reset_field(state: State, problem: InputError) -> tuple[str, State, InputError | None] | None:
+def _reset_field(state: State, problem: _StateProblem) -> tuple[str, State, _StateProblem] | None:
     """Finds a field that causes `problem`: its name, the state with it reset, and the error that then remains.
 
     Prefers a field whose reset leaves no error to one whose reset leaves another error; None if there is neither.
     """
     candidate = None
-    for name, reset_state in _reset_candidates(state, every_field=not isinstance(problem, CpuLimitError)):
+    for name, reset_state in _reset_candidates(state, every_field=not problem.is_slow):
         restart_limit()
-        remaining = _error_of(reset_state)
-        if remaining is None:
-            return name, reset_state, None
-        if candidate is None and str(remaining) != str(problem):
+        remaining = _problem_of(reset_state)
+        if not remaining.text:
+            return name, reset_state, remaining
+        if candidate is None and remaining.text != problem.text:
             candidate = name, reset_state, remaining
     return candidate
 

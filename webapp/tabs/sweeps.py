@@ -9,10 +9,10 @@ from dash.development.base_component import Component
 
 from llmviewer.errors import InputError
 
+from ..errors import error_line
 from ..results import DeviceResult
 from ..state import State
 from ..views import sweep_curves, sweeps
-from ..words import page_text
 from ._components import Tab, figure_panel, panel, register_csv, table
 
 _PAPER: Final = {  # settings of "LLM Inference Unveiled" (arXiv:2402.16363), whose figures these are
@@ -65,7 +65,7 @@ def _preset(results: tuple[DeviceResult, ...], state: State) -> Component:
     try:
         figure = sweeps.paper_figure(results, state)
     except InputError as error:
-        return panel(html.P(page_text(str(error)), className="error", role="alert"))
+        return panel(html.P(error_line(error), className="error", role="alert"))
     paper, number = State.of_link(_PAPER[state.sweep])[0], state.sweep.removeprefix("figure-")
     is_paper_setting = (
         state.analysis_inputs == paper.analysis_inputs

@@ -17,6 +17,7 @@ from llmviewer.reports.timeline import REPORT
 from llmviewer.reports.timeline_lanes import lanes_script
 from llmviewer.timelines.against import Timeline
 
+from ..errors import error_line
 from ..page_state import shown_state
 from ..payloads import decoded, label
 from ..results import DeviceResult, device_results
@@ -138,7 +139,7 @@ def register(app: Dash) -> None:
                 raise PreventUpdate
             recorded_pass = timeline.timeline_of(trace, device_results(state)[0], state)
         except InputError as error:
-            text = page_text(str(error))
+            text = error_line(error)
             texts = ("", text) if "--passes" in str(error) else (text, "")  # beside the control that it names
             return no_update, *texts  # the last result stays
         return _timeline_content(recorded_pass, len(state.on)), "", ""

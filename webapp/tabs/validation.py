@@ -13,12 +13,12 @@ from dash_ag_grid import AgGrid
 from llmviewer.errors import InputError
 
 from ..controls import drop
+from ..errors import error_line
 from ..payloads import decoded, label
 from ..results import DeviceResult
 from ..state import State
 from ..views import uploads, validation
 from ..views.uploads import ScoredMeasurements
-from ..words import page_text
 from ._components import (
     TAB_KEY_LEAVES_GRID,
     Tab,
@@ -157,7 +157,7 @@ def register(app: Dash) -> None:
         try:
             return _result(_scored_upload(contents, name), label(name)), ""
         except InputError as error:
-            return no_update, page_text(str(error))  # the last result stays
+            return no_update, error_line(error)  # the last result stays
 
     @app.callback(
         Output("measured-download", "data"),

@@ -16,9 +16,10 @@ from llmviewer.variants.evaluation import Evaluation, Objective
 from llmviewer.variants.variant import MIN_GAIN, MIN_OFFERED_GAIN, Change, Variant
 
 from ..cpu_limit import CpuLimitError
+from ..errors import error_line
 from ..results import DeviceResult, evaluation_of
 from ..state import State
-from ..words import LOWER_BOUND_SIGN, page_text
+from ..words import LOWER_BOUND_SIGN
 
 _DEGREES: Final = (2, 8)
 _CPU_LIMIT_REACHED: Final = "CPU-time limit of the request; choose fewer devices, or try again"
@@ -178,7 +179,7 @@ def evaluated(
             impossible += [(one, _CPU_LIMIT_REACHED) for one in candidates_to_try[place:]]
             break
         except InputError as error:
-            impossible.append((candidate, page_text(str(error))))
+            impossible.append((candidate, error_line(error)))
         else:
             variants.append((candidate, variant))
     return sorted(variants, key=lambda one: -one[1].likely_gain), impossible

@@ -16,9 +16,10 @@ from llmviewer.reports.phrases import headline
 from llmviewer.reports.roofline_points import roofs
 from llmviewer.units import fold, seconds, si
 
+from ..errors import error_line
 from ..results import DeviceResult, device_results
 from ..state import State, pin_name
-from ..words import LOWER_BOUND_SIGN, UPPER_BOUND_SIGN, page_text
+from ..words import LOWER_BOUND_SIGN, UPPER_BOUND_SIGN
 
 LETTERS: Final = "ABCDEF"  # of pins
 _MIN_RATIO_DIFFERENCE: Final = 0.005  # ratios nearer to 1 are omitted
@@ -153,7 +154,7 @@ def compared_settings(results: Sequence[DeviceResult], state: State) -> tuple[li
             label = f"{letter} {pin_name(pin)}".strip()
             pinned.append((label, place, device_results(pinned_state)[0]))
         except InputError as error:
-            problems.append(f"{letter}: {page_text(str(error))}")
+            problems.append(f"{letter}: {error_line(error)}")
     has_unpinned_rival = state.pins and len(results) == 1
     entries = [*pinned, *(("now" if has_unpinned_rival else one.name, -1, one) for one in results)]
     differences = _differing_inputs([one for *_, one in entries])

@@ -19,9 +19,9 @@ from llmviewer.serving.outcome import Simulation
 from llmviewer.serving.simulation import simulate
 
 from ..cpu_limit import check_limit
-from ..results import internal_error, setting_on
+from ..errors import error_line
+from ..results import setting_on
 from ..state import State
-from ..words import page_text
 
 CONCURRENCIES: Final = (1, 4, 16, 64, 256)
 _DEGREES: Final = (1, 2, 4, 8)  # of tensor parallelism, where the setting has one device
@@ -80,10 +80,8 @@ def simulated(state: State, place: int) -> dict[str, Any]:
             requests=max(_MIN_REQUESTS, _REQUESTS_PER_CLIENT * one.concurrency),
             progress=lambda _finished, _requests: check_limit(),
         )
-    except InputError as error:
-        return row | {"reason": page_text(str(error))}
-    except Exception:  # noqa: BLE001 - the page stays
-        return row | {"reason": internal_error(state.link)}
+    except Exception as error:  # noqa: BLE001 - the page stays
+        return row | {"reason": error_line(error, state.link)}
     sides = {"bound": run} | ({"expected": run.expected} if run.expected else {})
     return row | {name: _numbers(side) for name, side in sides.items()}
 

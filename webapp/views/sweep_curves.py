@@ -18,9 +18,9 @@ from llmviewer.roofline import Plan
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
+from ..errors import error_line
 from ..results import DeviceResult
 from ..state import State
-from ..words import page_text
 
 PRECISIONS: Final = ("W16A16", "W8A16", "W4A16", "W2A16", "W1A16")  # of figures 7 and 8 of arXiv:2402.16363
 DEFAULT_MAX_CONTEXT: Final = 1 << 17  # for models without a maximum context
@@ -130,7 +130,7 @@ def sweep_curves(results: Sequence[DeviceResult], state: State) -> tuple[list[Sw
                 setting.plan_of("decode")
                 setting.plan_of("prefill")
             except InputError as error:
-                problems.append(f"{quant}: {page_text(str(error))}")
+                problems.append(f"{quant}: {error_line(error)}")
             else:
                 named[quant] = setting
     x = _sample_points(first.setting, state)

@@ -15,7 +15,8 @@ from llmviewer.timelines.against import Timeline, compare_recording
 from llmviewer.timelines.launches import KernelSums, RecordedLaunches
 from llmviewer.timelines.reading import parse_timeline, read_timeline
 
-from ..results import DeviceResult, internal_error
+from ..errors import error_line
+from ..results import DeviceResult
 from ..state import State
 
 MAX_TRACE_BYTES: Final = 50_000_000  # of an uploaded trace
@@ -49,8 +50,8 @@ def timeline_of(trace: DroppedTrace | Path, result: DeviceResult, state: State) 
         raise
     except FileNotFoundError:
         raise InputError(f"{trace.name}: the file no longer exists") from None
-    except Exception:  # noqa: BLE001 - the page stays
-        raise InputError(f"{trace.name}: {internal_error('a trace')}") from None
+    except Exception as error:  # noqa: BLE001 - the page stays
+        raise InputError(f"{trace.name}: {error_line(error, 'a trace')}") from None
 
 
 def part_figure(timeline: Timeline) -> PageFigure:

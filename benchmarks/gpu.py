@@ -2,12 +2,14 @@
 
 python benchmarks/gpu.py check
 python benchmarks/gpu.py step time
+python benchmarks/gpu.py compile
 
-or without a name all three, one after the other. Where llmviewer is not installed, PYTHONPATH=. from its checkout.
+or without a name the first three parts, in turn. Where llmviewer is not installed, PYTHONPATH=. from its checkout.
 
 Checks every case of every kernel against its reference, in bf16 and at larger sizes as well, for which Triton's
 interpreter is no use; takes decode steps of whole models as graphs; then times, for a few sizes of Llama 3.1 8B, the
-rule's tiling and all that tuning tries, beside torch and the bandwidth of a copy. Each part is a process of its own
+rule's tiling and all that tuning tries, beside torch and the bandwidth of a copy. `compile` fills Triton's cache with
+the launches of `llmviewer measure`, so that none of its minutes go to compilers. Each part is a process of its own
 with a time limit: a launch that breaks the GPU or never ends takes that only, and what was found before it is printed.
 """
 
@@ -16,10 +18,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from math import inf
 from statistics import median
 
@@ -29,15 +33,16 @@ from llmviewer.kernels.decoder import decode_step
 from llmviewer.measuring.backend import LaunchError, Sets, breaks
 from llmviewer.measuring.ceilings import copying
 from llmviewer.measuring.problems import Problem, problems
-from llmviewer.measuring.session import words
+from llmviewer.measuring.session import DTYPES, MODELS, in_order, words
 from llmviewer.measuring.timing import Call, GpuClock, HungError, TimingSample, settled
 from llmviewer.measuring.torch_backend import TorchBackend
-from llmviewer.measuring.triton_backend import TritonBackend, check_case
+from llmviewer.measuring.triton_backend import TritonBackend, check_case, parts
 
 _MODEL = "llama-3.1-8b"
 _PARTS = ["check", "step", "time"]
-_NUM_PROCESSES = 8  # processes that check
-_LIMIT_S = {"check": 240, "step": 150, "time": 90}  # of a process
+_ALL_PARTS = [*_PARTS, "compile"]
+_NUM_PROCESSES = 8  # processes that check, and that compile
+_LIMIT_S = {"check": 240, "step": 150, "time": 90, "compile": 240}  # of a process
 _WRONG = 3  # what a process ends with that found something wrong and said what
 _BRIEF_S = 0.1  # of a timing
 _NUM_REPEATS = 3
@@ -57,6 +62,13 @@ _LARGER = {  # tiles of full size whose loops go round their stages more than on
     "gemm_fp8_block": [case("fp8_e4m3", M=500, N=1008, K=1152)],
     "grouped_gemm": [case("bf16", M=600, N=640, K=1152, experts=3, chosen=2)],
     "fused_moe": [case("bf16", M=600, N=640, K=1152, experts=3, chosen=2)],
+    "permute": [
+        case("bf16", M=5000, K=264, experts=128, chosen=8),
+        case("bf16", M=900, K=2500, experts=512, chosen=10),
+    ],
+    "norm_quantize": [case("fp8_e4m3", M=300, N=7168, group=group, residual=1) for group in (128, 7168)],
+    "mamba2_scan": [case("bf16", B=2, T=700, heads=16, dim=80, state=128, groups=2)],
+    "gated_delta_scan": [case("bf16", B=2, T=700, heads=8, key_heads=4, key_dim=128, dim=128)],
     "flash_attention": [case("bf16", B=2, heads=4, kv_heads=2, dim=128, q=1000, kv=1300, ragged=90)],
     "decode_attention": [case("bf16", B=2, heads=8, kv_heads=2, dim=128, kv=5000, page=64, ragged=900)],
     "mla_decode": [case("bf16", B=2, heads=128, latent=512, rope=64, kv=3000, page=64)],
@@ -120,6 +132,27 @@ def stepped(number: int) -> Iterator[str]:
     share = step.nbytes / seconds / _copy(clock)
     yield f"decode step of {model}, batch {batch}, kv_len {kv_len}: {seconds * 1e3:.3f} ms, {share:.2f} of copy"
     yield f"  as a graph: {'the same' if same else 'SOMETHING ELSE'} as launch by launch"
+
+
+def compiled(number: int) -> Iterator[str]:
+    """Compiles one of every `_NUM_PROCESSES` launches of `llmviewer measure`, in its order; yields their number."""
+    import torch
+
+    target, backend = Target.of(torch.device("cuda")), TritonBackend()
+    kinds: dict[tuple[str, ...], list[Problem]] = {}
+    for problem in [*problems(MODELS["gpu"], DTYPES["gpu"]), *backend.own()]:
+        kinds.setdefault(problem.kind, []).append(problem)
+    ordered_problems = (one for turn in zip_longest(*map(in_order, kinds.values())) for one in turn if one)
+    found: set[str] = set()
+    for part in (part for problem in ordered_problems for part in parts(problem)):
+        kernel = load_kernel(part.kernel)
+        with suppress(Exception):  # measuring says which do not compile, and why
+            for launch in kernel.launches(case(part.dtype, **part.sizes), target):
+                key = repr((launch.function, launch.signature(), launch.num_warps, launch.num_stages))
+                if key not in found and len(found) % _NUM_PROCESSES == number:
+                    launch.warmup()
+                found.add(key)
+    yield f"compile {number}: every {_NUM_PROCESSES}th of {len(found)} launches"
 
 
 def timed(number: int) -> Iterator[str]:
@@ -201,6 +234,9 @@ def _copy(clock: GpuClock) -> float:
     return _COPIED / settled(clock.sampler([copying(x, y)]), _BRIEF_S).median
 
 
+_NUMBERED: Mapping[str, Callable[[int], Iterator[str]]] = {"step": stepped, "time": timed, "compile": compiled}
+
+
 def _process(*arguments: str) -> int:
     """A part in a process of its own, which prints what it finds at once; 0 where all is well."""
     limit_s = _LIMIT_S[arguments[0]]
@@ -233,26 +269,26 @@ def main(arguments: list[str]) -> int:
                 return _WRONG
             print(f"{name}: is right", flush=True)
             return 0
-        case ["step", number] if number.isdecimal():
-            _show(stepped(int(number)))
-            return 0
-        case ["time", number] if number.isdecimal():
-            _show(timed(int(number)))
+        case [part, number] if part in _NUMBERED and number.isdecimal():
+            _show(_NUMBERED[part](int(number)))
             return 0
         case _:
-            parts = arguments or _PARTS
-    if not {*parts} <= {*_PARTS}:
-        sys.exit(f"arguments must be some of {', '.join(_PARTS)}; got {' '.join(parts)}")
+            chosen_parts = arguments or _PARTS
+    if not {*chosen_parts} <= {*_ALL_PARTS}:
+        sys.exit(f"arguments must be some of {', '.join(_ALL_PARTS)}; got {' '.join(chosen_parts)}")
     import torch
 
     if not torch.cuda.is_available():
         sys.exit("there is no GPU that torch can use")
     failed = False
-    if "check" in parts:
+    if "check" in chosen_parts:
         with ThreadPoolExecutor(_NUM_PROCESSES) as pool:
             failed |= any([*pool.map(partial(_process, "check"), kernel_names())])
+    if "compile" in chosen_parts:
+        with ThreadPoolExecutor(_NUM_PROCESSES) as pool:
+            failed |= any([*pool.map(partial(_process, "compile"), map(str, range(_NUM_PROCESSES)))])
     for part, every in (("step", _STEPS), ("time", _TIMED)):
-        if part in parts:
+        if part in chosen_parts:
             for place in range(len(every)):
                 failed |= bool(_process(part, str(place)))
     return failed

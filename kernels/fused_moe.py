@@ -1,8 +1,8 @@
 """y[token] = sum over its best experts e of p[token, e] * down[e] @ (silu(gate[e] @ x) * (up[e] @ x)).
 
-Softmax, the choice of the best and their renormalization (Mixtral, arXiv:2401.04088, section 2.1); a counting sort of
-(token, expert) pairs by expert, which keeps the order of tokens and uses no atomics, so that results repeat bit by bit;
-two grouped products, of which the first gathers its rows and ends in the activation; and the weighted sum.
+Softmax, the choice of the best and their renormalization (Mixtral, arXiv:2401.04088, section 2.1); the sort of
+`permute` without its copies; two grouped products, of which the first gathers its rows and ends in the activation; and
+the weighted sum.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ from .base import (
 )
 from .gemm import GemmTiling, workload
 from .grouped_gemm import experts_linear, launch_grouped, tilings
+from .permute import launch_combine, sort_pairs
 
 _ROUTE_TOKENS = 4
-_SORT_BLOCK = 1024
-_COMBINE_BLOCK = 1024
 
 
 @triton.jit
@@ -70,51 +69,6 @@ def _route(
         remaining = tl.where(is_expert, float("-inf"), remaining)
 
 
-@triton.jit
-def _count(expert_ptr, count_ptr, pairs, BLOCK: tl.constexpr):
-    """Counts the pairs that go to this program's expert."""
-    expert = tl.program_id(0)
-    count = tl.zeros((BLOCK,), dtype=tl.int32)
-    for start in range(0, pairs, BLOCK):
-        pair = start + tl.arange(0, BLOCK)
-        count += (tl.load(expert_ptr + pair, pair < pairs, -1) == expert).to(tl.int32)
-    tl.store(count_ptr + expert, tl.sum(count, 0))
-
-
-@triton.jit
-def _place(
-    expert_ptr, count_ptr, order_ptr, place_ptr, end_ptr, pairs,
-    EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """order[row] = pair and place[pair] = row of the pairs of this program's expert, in the order of pairs."""
-    expert = tl.program_id(0)
-    experts = tl.arange(0, BLOCK_E)
-    counts = tl.load(count_ptr + experts, experts < EXPERTS, 0)
-    row = tl.sum(tl.where(experts < expert, counts, 0), 0)
-    for start in range(0, pairs, BLOCK):
-        pair = start + tl.arange(0, BLOCK)
-        is_expert = tl.load(expert_ptr + pair, pair < pairs, -1) == expert
-        number = tl.cumsum(is_expert.to(tl.int32), 0)
-        rows = row + number - 1
-        tl.store(order_ptr + rows, pair, is_expert)
-        tl.store(place_ptr + pair, rows, is_expert)
-        row += tl.sum(is_expert.to(tl.int32), 0)
-    tl.store(end_ptr + expert, row)
-
-
-@triton.jit
-def _combine(x_ptr, place_ptr, weight_ptr, y_ptr, width, CHOSEN: tl.constexpr, BLOCK: tl.constexpr):
-    token = tl.program_id(0)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    sums = tl.zeros((BLOCK,), dtype=tl.float32)
-    for place in tl.static_range(CHOSEN):
-        row = tl.load(place_ptr + token * CHOSEN + place).to(tl.int64)
-        weight = tl.load(weight_ptr + token * CHOSEN + place)
-        sums += weight * tl.load(x_ptr + row * width + columns, columns < width, 0.0).to(tl.float32)
-    y_at = y_ptr + token.to(tl.int64) * width + columns
-    tl.store(y_at, sums.to(y_ptr.dtype.element_ty), columns < width)
-
-
 def plan(
     target: Target,
     x: torch.Tensor,
@@ -129,10 +83,9 @@ def plan(
     `tile` is of both products.
     """
     (tokens, k), (experts, _, n), pairs = x.shape, down.shape, x.shape[0] * chosen
-    sizes = {"device": x.device, "dtype": torch.int32}
-    expert, order, place = (poisoned(pairs, **sizes) for _ in range(3))
-    count, end = (poisoned(experts, **sizes) for _ in range(2))
+    expert = poisoned(pairs, dtype=torch.int32, device=x.device)
     weight = poisoned(pairs, dtype=torch.float32, device=x.device)
+    sorting, order, place, end = sort_pairs(expert, experts)
     middle, out = (poisoned(pairs, width, dtype=x.dtype, device=x.device) for width in (n, k))
     y = poisoned(tokens, k, dtype=x.dtype, device=x.device)
     route = Launch(
@@ -143,32 +96,12 @@ def plan(
             "EXPERTS": experts, "CHOSEN": chosen, "BLOCK_T": _ROUTE_TOKENS, "BLOCK_E": pow2(experts),
         },
     )  # fmt: skip
-    sort = Launch(
-        function=_count,
-        grid=(experts,),
-        arguments={"expert_ptr": expert, "count_ptr": count, "pairs": pairs, "BLOCK": _SORT_BLOCK},
-    )
-    placed = Launch(
-        function=_place,
-        grid=(experts,),
-        arguments={
-            "expert_ptr": expert, "count_ptr": count, "order_ptr": order, "place_ptr": place, "end_ptr": end,
-            "pairs": pairs, "EXPERTS": experts, "BLOCK_E": pow2(experts), "BLOCK": _SORT_BLOCK,
-        },
-    )  # fmt: skip
-    combine = Launch(
-        function=_combine,
-        grid=(tokens, cdiv(k, _COMBINE_BLOCK)),
-        arguments={
-            "x_ptr": out, "place_ptr": place, "weight_ptr": weight, "y_ptr": y, "width": k,
-            "CHOSEN": chosen, "BLOCK": _COMBINE_BLOCK,
-        },
-    )  # fmt: skip
     products = (
         launch_grouped(target, x, gate_up, middle, end, order=order, chosen=chosen, gated=True, tile=tile),
         launch_grouped(target, middle, down, out, end, tile=tile),
     )
-    return LaunchPlan(launches=(route, sort, placed, *products, combine), outputs=(y,))
+    combine = launch_combine(out, place, weight, y)
+    return LaunchPlan(launches=(route, *sorting, *products, combine), outputs=(y,))
 
 
 def reference(

@@ -21,9 +21,9 @@ from ..workload import Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 
 _ELEMENTS_PER_PROGRAM = 4096  # of a program, where rows are shorter
-_RMS_OPS = 4  # square, sum, scale, weight
+RMS_OPS = 4  # square, sum, scale, weight
 _LAYER_OPS = 6  # mean and subtract, too; the bias is one more
-_RMS_EPSILON, _LAYER_EPSILON = 1e-6, 1e-5
+RMS_EPSILON, _LAYER_EPSILON = 1e-6, 1e-5
 
 
 @triton.jit
@@ -69,7 +69,7 @@ def plan(
         grid=(cdiv(m, block_m),),
         arguments={
             "x_ptr": x, "residual_ptr": residual, "weight_ptr": weight, "bias_ptr": bias, "sum_ptr": sums, "y_ptr": y,
-            "m": m, "n": n, "epsilon": _LAYER_EPSILON if centred else _RMS_EPSILON, "CENTRED": centred,
+            "m": m, "n": n, "epsilon": _LAYER_EPSILON if centred else RMS_EPSILON, "CENTRED": centred,
             "BLOCK_M": block_m, "BLOCK_N": block_n,
         },
         num_warps=max(min(block_m * block_n // 512, 16), 4),  # 16 elements a thread: two loads of 16 bytes
@@ -88,7 +88,7 @@ def reference(
     """RMSNorm or LayerNorm (`centred`) of x or of x + residual [rows, width], and that sum; in fp32."""
     sums = x.float() if residual is None else x.float() + residual.float()
     centred_x = sums - sums.mean(1, keepdim=True) if centred else sums
-    epsilon = _LAYER_EPSILON if centred else _RMS_EPSILON
+    epsilon = _LAYER_EPSILON if centred else RMS_EPSILON
     y = centred_x * (centred_x.square().mean(1, keepdim=True) + epsilon).rsqrt() * weight.float()
     y = y if bias is None else y + bias.float()
     return (y,) if residual is None else (y, sums)
@@ -141,7 +141,7 @@ KERNELS = (
         make=_make, plan=plan, reference=reference,
         # Results go up to some 15, the sum of fp32 squares is off by a few of its last bits.
         tolerance=lambda case: (4 * EPSILON[case.dtype], EPSILON[case.dtype]),
-        operators=partial(_operators, ops=_RMS_OPS),
+        operators=partial(_operators, ops=RMS_OPS),
         workload=_workload,
     ),
     Kernel(

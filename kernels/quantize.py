@@ -19,7 +19,21 @@ from .base import Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case
 from .gemm import workload
 
 _ELEMENTS_PER_PROGRAM = 8192  # of a program, where groups are smaller
-_LARGEST_CODES = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # arXiv:2209.05433, table 1
+LARGEST_CODES = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # arXiv:2209.05433, table 1
+
+
+@triton.jit
+def scales_of(x, axis: tl.constexpr, LARGEST: tl.constexpr):
+    """The scales of groups of x along an axis; that of zeros alone is of the least number, and their codes are 0."""
+    return tl.maximum(tl.max(tl.abs(x), axis), 1e-10) / LARGEST
+
+
+@triton.jit
+def codes_of(quotients, INTEGER: tl.constexpr):
+    """Quotients of x and scales in fp32, as integers to the nearest where codes are: adding 1.5 * 2 ** 23 leaves fp32
+    no bits for fractions.
+    """
+    return (quotients + 12582912.0) - 12582912.0 if INTEGER else quotients
 
 
 @triton.jit
@@ -27,7 +41,7 @@ def _quantize(
     x_ptr, code_ptr, scale_ptr, m, group, LARGEST: tl.constexpr, INTEGER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M rows of one group. The scale of an all-zero group is that of the least number, and its codes are 0."""
+    """BLOCK_M rows of one group."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(1)
     ks = tl.arange(0, BLOCK_K)
@@ -35,11 +49,8 @@ def _quantize(
     k = group * tl.num_programs(1)
     offsets = rows.to(tl.int64)[:, None] * k + column * group + ks[None, :]
     x = tl.load(x_ptr + offsets, mask, 0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(x), 1), 1e-10) / LARGEST
-    codes = x / scale[:, None]
-    if INTEGER:
-        # To the nearest: adding 1.5 * 2 ** 23 leaves fp32 no bits for fractions.
-        codes = (codes + 12582912.0) - 12582912.0
+    scale = scales_of(x, 1, LARGEST)
+    codes = codes_of(x / scale[:, None], INTEGER)
     tl.store(code_ptr + offsets, codes.to(code_ptr.dtype.element_ty), mask)
     tl.store(scale_ptr + column * m + rows, scale, rows < m)
 
@@ -56,7 +67,7 @@ def plan(target: Target, x: torch.Tensor, group: int, dtype: torch.dtype) -> Lau
         grid=(cdiv(m, block_m), k // group),
         arguments={
             "x_ptr": x, "code_ptr": codes, "scale_ptr": scales, "m": m, "group": group,
-            "LARGEST": _LARGEST_CODES[dtype], "INTEGER": dtype == torch.int8, "BLOCK_M": block_m, "BLOCK_K": block_k,
+            "LARGEST": LARGEST_CODES[dtype], "INTEGER": dtype == torch.int8, "BLOCK_M": block_m, "BLOCK_K": block_k,
         },
         num_warps=8,
     )  # fmt: skip
@@ -66,10 +77,19 @@ def plan(target: Target, x: torch.Tensor, group: int, dtype: torch.dtype) -> Lau
 def reference(x: torch.Tensor, group: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     """Codes of x [M, K] as fp32, and the scales of their groups [K / group, M]."""
     groups = x.float().view(x.shape[0], -1, group)
-    scales = groups.abs().amax(2, keepdim=True).clamp_min(1e-10) / _LARGEST_CODES[dtype]
+    scales = groups.abs().amax(2, keepdim=True).clamp_min(1e-10) / LARGEST_CODES[dtype]
     codes = groups / scales
     codes = codes.round() if dtype == torch.int8 else codes.to(dtype)
     return codes.float().view(x.shape), scales[:, :, 0].T
+
+
+def tolerance(case: Case) -> tuple[float, float]:
+    """Relative and absolute tolerance of codes.
+
+    Quotients may differ in their last bit, which at the middle between two codes decides: one code of int8, an eighth
+    of fp8 (three bits of mantissa). Scales are far below either.
+    """
+    return (0.0, 1.0) if case.dtype == "int8" else (2**-3, 2**-9)
 
 
 def _make(case: Case, device: str, seed: int) -> Inputs:
@@ -96,9 +116,7 @@ KERNELS = (
             case("fp8_e4m3", M=8192, K=7168, group=128),
         ),
         make=_make, plan=plan, reference=reference,
-        # Quotients may differ in their last bit, which at the middle between two codes decides: one code of int8, an
-        # eighth of fp8 (three bits of mantissa). Scales are far below either.
-        tolerance=lambda case: (0.0, 1.0) if case.dtype == "int8" else (2**-3, 2**-9),
+        tolerance=tolerance,
         operators=_operators, workload=workload,
     ),
 )  # fmt: skip

@@ -61,11 +61,22 @@ COUNTS = [
             (2 * 2 * 3 * 7, 2 * (6 * 7 + 3 * 7) + 4 * 3 * 2 * 2),
         ],
     ),
+    # a row and 2 numbers of experts in; 2 copies and their 2 places out
+    ("permute", case("fp16", M=3, K=7, experts=4, chosen=2), [(0, 3 * (2 * 7 + 4 * 2 + 2 * 2 * 7 + 4 * 2))]),
+    # 2 rows, weights and places in; a row out
+    ("combine", case("fp16", M=3, K=7, experts=4, chosen=2), [(2 * 2 * 3 * 7, 3 * (2 * 2 * 7 + 2 * 4 * 2 + 2 * 7))]),
     # fp16 in; a byte an element and 2 scales of 4 bytes a row out
     ("quantize", case("fp8_e4m3", M=3, K=256, group=128), [(0, 3 * (2 * 256 + 256 + 2 * 4))]),
     ("rms_norm", case("fp16", M=3, N=8), [(4 * 3 * 8, 2 * (3 * 8 + 8 + 3 * 8))]),
     # x and the residual read, their sum and y written; the norm reads its weight alone
     ("rms_norm", case("fp16", M=3, N=8, residual=1), [(3 * 8, 2 * 3 * 3 * 8), (4 * 3 * 8, 2 * (8 + 3 * 8))]),
+    # bf16 in; a byte an element and a scale of 4 bytes a row out, or 2 scales
+    ("norm_quantize", case("fp8_e4m3", M=3, N=8, group=8), [(4 * 3 * 8, 2 * (3 * 8 + 8) + 3 * (8 + 4))]),
+    (
+        "norm_quantize",
+        case("int8", M=3, N=8, group=4, residual=1),
+        [(3 * 8, 2 * 3 * 3 * 8), (4 * 3 * 8, 2 * 8 + 3 * (8 + 2 * 4))],
+    ),
     ("layer_norm", case("fp16", M=3, N=8), [(6 * 3 * 8, 2 * (3 * 8 + 8 + 3 * 8))]),
     (
         "layer_norm",

@@ -7,17 +7,45 @@ pytest.importorskip("triton")
 
 from torch.nn import functional  # noqa: E402
 
+from llmviewer.errors import InputError  # noqa: E402
 from llmviewer.kernels import load_kernel, rope  # noqa: E402
 
 from .kernel_checks import cases, moved, named  # noqa: E402
 
-CASES = cases("norm", "softmax", "rope", "activation", "embedding", "kv_write")
+CASES = cases("norm", "softmax", "rope", "activation", "embedding", "kv_write", "permute")
 ONCE = [(n, c) for n, c in cases("norm", "softmax", "activation") if not c.get("causal")]
 
 
 @pytest.mark.parametrize(("name", "one"), ONCE, ids=named)
 def test_the_operator_moves_every_tensor_once(name, one):
     assert load_kernel(name).nbytes(one) == moved(name, one)
+
+
+def test_each_group_of_a_norm_has_its_largest_code():
+    kernel = load_kernel("norm_quantize")
+    x, weight = torch.randn(3, 512).to(torch.bfloat16), torch.ones(512, dtype=torch.bfloat16)
+    x[:, 128:256] *= 1000
+    x[1, 256:384] = 0
+    codes, scales = kernel.run(x=x, weight=weight, group=128, dtype=torch.int8)
+    largest = codes.view(3, 4, 128).int().abs().amax(2)
+    assert largest.tolist() == [[127, 127, 127, 127], [127, 127, 0, 127], [127, 127, 127, 127]]
+    assert scales.shape == (4, 3)
+    assert (scales[1] > 100 * scales[0]).all()
+    with pytest.raises(InputError, match="group must be the width 512, or a power of two that divides it; got 96"):
+        kernel.run(x=x, weight=weight, group=96, dtype=torch.int8)
+
+
+def test_tokens_come_back_from_their_experts():
+    """Tokens of 1,300 pairs in five parts: sums of copies with weights of a half are the tokens."""
+    permute, combine = load_kernel("permute"), load_kernel("combine")
+    x, experts = torch.randn(650, 16), 7
+    expert = torch.rand(650, experts).topk(2, 1).indices.to(torch.int32)
+    copies, place, end = permute.run(x=x, expert=expert, experts=experts)
+    assert end.tolist() == [int((expert <= number).sum()) for number in range(experts)]
+    of_expert = copies[end[2] : end[3]]
+    assert torch.equal(of_expert, x[(expert == 3).any(1)])
+    (back,) = combine.run(x=copies, place=place.view(650, 2), weight=torch.full((650, 2), 0.5))
+    torch.testing.assert_close(back, x)
 
 
 def test_layer_norm_is_that_of_torch():

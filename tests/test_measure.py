@@ -30,7 +30,7 @@ from llmviewer.measuring import timing
 from llmviewer.measuring.backend import LaunchError, Sets, breaks
 from llmviewer.measuring.ceilings import Ceiling, _product, disturbed_rates, rates, sizes
 from llmviewer.measuring.journal import Journal
-from llmviewer.measuring.machine import ClockState, Watch, gpu_name, with_rates
+from llmviewer.measuring.machine import MachineState, Watch, gpu_name, with_rates
 from llmviewer.measuring.order import spread
 from llmviewer.measuring.problems import problems
 from llmviewer.measuring.session import Machine, Session, header, select_problems
@@ -258,6 +258,27 @@ def test_questions_of_experts_latent_attention_and_windows():
     latent = {(q.op, q["head_dim"], q["v_head_dim"], q["kv_heads"]) for q in found if q.op.startswith("mla")}
     assert latent == {("mla_absorb", 576, 512, 1), ("mla_unabsorbed", 192, 128, 16)}
     assert {q["window"] for q in found if q.op == "gqa"} == {0, 1024}
+
+
+def test_questions_of_states_and_of_tokens_sent_to_experts():
+    found = problems(["qwen3-next-80b-a3b", "nemotron-nano-9b-v2", "kimi-linear-48b-a3b"], ["bf16"])
+    heads = {
+        (q.op, *(dict(q.sizes).get(n, 0) for n in ("k_heads", "k_dim", "v_heads", "v_dim", "chunk", "channels")))
+        for q in found
+        if q.family == "scan"
+    }
+    assert heads == {
+        ("gdn_scan_prefill", 16, 128, 32, 128, 64, 0), ("delta_scan_step", 16, 128, 32, 128, 1, 0),
+        ("mamba2_scan_prefill", 8, 128, 128, 80, 128, 0), ("mamba2_scan_step", 8, 128, 128, 80, 1, 0),
+        ("delta_scan_step", 32, 128, 32, 128, 1, 1),
+    }  # fmt: skip
+    permutes = {tuple(q[n] for n in ("cols", "topk", "experts")) for q in found if q.op == "permute"}
+    assert permutes == {(2048, 10, 512), (2304, 8, 256)}
+    step = next(q for q in found if q.op == "delta_scan_step" and q["batch"] == 8 and q["v_heads"] == 32)
+    assert step.nbytes == 8 * (2 * (2 * 16 * 128 + 2 * 32 * 128) + 2 * 4 * 32 * 128 * 128)
+    combine = next(q for q in found if q.op == "combine" and q["rows"] == 16 and q["topk"] == 10)
+    assert combine.nbytes == 16 * 2048 * (10 + 1) * 2
+    assert combine.row["bytes"] == combine.nbytes
 
 
 def test_questions_of_quantized_weights_are_matrix_products():
@@ -739,16 +760,16 @@ SMI = """#!/bin/sh
 case "$*" in
 *clocks_event*) exit 1 ;;
 *-lms*)
-    echo '345, 0x0000000000000001'
+    echo '345, 80.5, 30, 0x0000000000000001'
     until [ -e "$0.timed" ]; do sleep 0.05; done
-    printf '%s\\n' '1980, 0x0' '1755, 0x0000000000000004' '1710, 0x20' 'N/A, 0x8'
+    printf '%s\\n' '1980, 650.1, 50, 0x0' '1755, 699.9, 61, 0x0000000000000004' '1710, [N/A], 70, 0x20' 'N/A, 1, 2, 0x8'
     exec sleep 60 ;;
 *) echo '345, 0x1' ;;
 esac
 """
 
 
-def test_clocks_of_a_gpu_are_those_while_it_is_timed(tmp_path, monkeypatch):
+def test_state_of_a_gpu_is_that_while_it_is_timed(tmp_path, monkeypatch):
     smi = tmp_path / "nvidia-smi"
     smi.write_text(SMI)
     smi.chmod(0o755)
@@ -764,13 +785,13 @@ def test_clocks_of_a_gpu_are_those_while_it_is_timed(tmp_path, monkeypatch):
     watch.start()
     (tmp_path / "nvidia-smi.timed").touch()
     seen(4)
-    assert watch() == ClockState(clock_mhz=1755, throttled="power cap; heat")
+    assert watch() == MachineState(clock_mhz=1755, power_w=650.1, temperature_c=61, throttled="power cap; heat")
     watch.start()
-    assert watch() == ClockState(clock_mhz=1710, throttled="heat")
+    assert watch() == MachineState(clock_mhz=1710, power_w=0, temperature_c=70, throttled="heat")
     watch.close()
     monkeypatch.setenv("PATH", "")
     without = Watch("gpu")
-    assert without() == ClockState()
+    assert without() == MachineState()
     without.close()
 
 
@@ -836,13 +857,13 @@ def errors(capsys, *arguments):
     ("arguments", "message"),
     [
         (("--minutes", "0"), "--minutes must be from 0.05 to 1440; got 0"),
-        (("--family", "gem"), "--family must be some of gemm, attention, moe, elementwise"),
+        (("--family", "gem"), "--family must be some of gemm, attention, moe, scan, elementwise"),
         (("--model", "lama"), "no model 'lama'"),
         (("--dtype", "bf17"), "--dtype must be one of fp32, bf16"),
         (("--backend", "torch"), "--backend torch needs a GPU that torch can use; to measure the CPU give"),
         (
             ("--dtype", "nvfp4"),
-            "pytorch-cpu: no kernel of gemm, attention_prefill, attention_decode, moe, elementwise in nvfp4 at shapes",
+            "pytorch-cpu: no kernel of gemm, attention_prefill, attention_decode, moe, scan, elementwise in nvfp4 at",
         ),
         (("--family", "moe"), "pytorch-cpu: no kernel of moe in bf16 at shapes of qwen3-0.6b, llama-3.2-1b"),
         (("--hardware", "voodoo-2"), "no hardware 'voodoo-2'"),
@@ -886,7 +907,7 @@ def test_triton_kernels_run_in_the_interpreter(tmp_path):
             pass
 
     backend = TritonBackend("cpu", Fake())
-    found = problems(["llama-3.1-8b", "deepseek-v2-lite"], ["bf16", "int4_wo", "fp8"])
+    found = problems(["llama-3.1-8b", "deepseek-v2-lite", "qwen3-next-80b-a3b"], ["bf16", "int4_wo", "fp8"])
     kernels = {(q.family, q.op, q.dtype, q.kv_dtype, *backend.kernels(q)) for q in found if backend.kernels(q)}
     assert kernels >= {
         ("gemm", "gemm", "bf16", "", "gemm"), ("gemm", "gemm", "bf16", "", "gemv"),
@@ -895,6 +916,7 @@ def test_triton_kernels_run_in_the_interpreter(tmp_path):
         ("attention_decode", "gqa", "bf16", "fp8", "decode_attention"),
         ("attention_decode", "mla_absorb", "bf16", "bf16", "mla_decode"),
         ("moe", "moe", "bf16", "", "fused_moe"), ("elementwise", "norm", "bf16", "", "rms_norm"),
+        ("elementwise", "permute", "bf16", "", "permute"), ("scan", "gdn_scan_prefill", "bf16", "", "gated_delta_scan"),
     }  # fmt: skip
     sizes = {"gemm": {"M": 3, "N": 64, "K": 96}, "attention_decode": {"batch": 2, "kv_len": 70},
              "attention_prefill": {"batch": 1, "q_len": 40, "kv_len": 40}}  # fmt: skip

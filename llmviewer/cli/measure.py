@@ -39,7 +39,7 @@ _BAR: Final = 20
     help="A model whose shapes are measured. May be repeated. If not given, a few of several kinds.",
 )  # fmt: skip
 @click.option("--minutes", type=shared.NUMBER, default=5, show_default=True, help="Stop after this many minutes.")
-@click.option("--family", metavar="NAMES", help="Only these families: gemm, attention, moe, elementwise.")
+@click.option("--family", metavar="NAMES", help="Only these families: gemm, attention, moe, scan, elementwise.")
 @click.option(
     "--dtype", metavar="NAMES", help="Only these data types, such as bf16,fp8,int4_wo (`llmviewer docs measurements`)."
 )
@@ -197,7 +197,7 @@ def _next(session: Session, form: str, *, tables: bool) -> Iterator[str]:
 def _families(text: str | None) -> tuple[str, ...]:
     every = {
         "gemm": ("gemm",), "attention": ("attention_prefill", "attention_decode"), "moe": ("moe",),
-        "elementwise": ("elementwise",), "attention_prefill": ("attention_prefill",),
+        "scan": ("scan",), "elementwise": ("elementwise",), "attention_prefill": ("attention_prefill",),
         "attention_decode": ("attention_decode",),
     }  # fmt: skip
     names = _names(text) or tuple(every)

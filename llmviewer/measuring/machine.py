@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from threading import Thread
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..devices.files import hardware_file, load_hardware
 from ..devices.local import draft
@@ -21,6 +21,7 @@ from ..units import parse, si
 _CLOCK_REASONS: Final = {  # reasons for lowered clocks: NVML API reference, NvmlClocksEventReasons
     0x4: "power cap", 0x8: "slowdown", 0x20: "heat", 0x40: "heat, by hardware", 0x80: "power brake",
 }  # fmt: skip
+_GPU_FIELDS: Final = ("clocks.sm", "power.draw", "temperature.gpu")  # of a sample, before the reasons
 _CPU_SAMPLE_S: Final = 2.0  # between samples of a CPU's clocks
 _MEASURED_SOURCE: Final = {"title": "measured by llmviewer measure"}
 _DISTURBED_SOURCE: Final = {"title": "measured by llmviewer measure while other programs ran: the true rate is higher"}
@@ -113,10 +114,17 @@ def _available() -> float:
 
 
 @frozen(kw_only=True)
-class ClockState:
-    """The median clock of several samples [MHz], 0 if unknown, and the reasons that lowered it in any of them."""
+class MachineState:
+    """Medians of several samples, 0 if unknown, and the reasons that lowered the clock in any of them.
+
+    clock_mhz      clock [MHz]
+    power_w        power of a GPU's board [W]
+    temperature_c  temperature of a GPU [degrees Celsius]
+    """
 
     clock_mhz: float = 0.0
+    power_w: float = 0.0
+    temperature_c: float = 0.0
     throttled: str = ""
 
 
@@ -125,8 +133,8 @@ class Watch:
 
     def __init__(self, kind: str) -> None:
         self._process = _clock_process() if kind == "gpu" else None
-        self._seen: list[tuple[float, int]] = []  # (clock, reasons) of a GPU; the first is from before the start
-        self._state, self._when = (_cpu_state() if kind == "cpu" else ClockState()), monotonic()
+        self._seen: list[_GpuSample] = []  # the first is from before the start
+        self._state, self._when = (_cpu_state() if kind == "cpu" else MachineState()), monotonic()
         self._kind = kind
         self._reader = Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -134,12 +142,18 @@ class Watch:
     def start(self) -> None:
         self._seen = self._seen[-1:]
 
-    def __call__(self) -> ClockState:
+    def __call__(self) -> MachineState:
         if self._kind == "gpu":
             samples = self._seen[1:] or self._seen
-            lowered = [why for bit, why in _CLOCK_REASONS.items() if any(reasons & bit for _, reasons in samples)]
-            clock = median(clock for clock, _ in samples) if samples else 0.0
-            return ClockState(clock_mhz=clock, throttled="; ".join(lowered))
+            if not samples:
+                return MachineState()
+            lowered = [why for bit, why in _CLOCK_REASONS.items() if any(one.reasons & bit for one in samples)]
+            return MachineState(
+                clock_mhz=median(one.clock for one in samples),
+                power_w=median(one.power for one in samples),
+                temperature_c=median(one.temperature for one in samples),
+                throttled="; ".join(lowered),
+            )
         if monotonic() - self._when > _CPU_SAMPLE_S:
             self._state, self._when = _cpu_state(), monotonic()
         return self._state
@@ -154,25 +168,48 @@ class Watch:
             return
         with self._process:
             for line in self._process.stdout:
-                clock, _, reasons = line.strip().partition(", ")
-                if clock.isdecimal():
-                    match = re.fullmatch(r"0x[0-9a-fA-F]+", reasons)
-                    self._seen.append((float(clock), int(reasons, 16) if match else 0))
+                if sample := _gpu_sample(line):
+                    self._seen.append(sample)
 
 
-def _cpu_state() -> ClockState:
+class _GpuSample(NamedTuple):
+    clock: float
+    power: float
+    temperature: float
+    reasons: int
+
+
+def _gpu_sample(line: str) -> _GpuSample | None:
+    """A line of nvidia-smi: clock, power, temperature, reasons; None without a clock. Other missing numbers are 0."""
+    cells = [cell.strip() for cell in line.split(",")]
+    if len(cells) != len(_GPU_FIELDS) + 1 or not cells[0].isdecimal():
+        return None
+    clock, power, temperature, reasons = cells
+    match = re.fullmatch(r"0x[0-9a-fA-F]+", reasons)
+    return _GpuSample(float(clock), _number(power), _number(temperature), int(reasons, 16) if match else 0)
+
+
+def _number(text: str) -> float:
+    """A number of nvidia-smi; 0 of "[N/A]"."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def _cpu_state() -> MachineState:
     try:
         clocks = re.findall(r"cpu MHz\s*:\s*([\d.]+)", Path("/proc/cpuinfo").read_text())
     except OSError:
-        return ClockState()
-    return ClockState(clock_mhz=max(map(float, clocks), default=0.0))
+        return MachineState()
+    return MachineState(clock_mhz=max(map(float, clocks), default=0.0))
 
 
 def _clock_process() -> subprocess.Popen[str] | None:
-    """A process that prints clock and reasons every 100 ms; None without nvidia-smi."""
+    """A process that prints the fields of a sample every 100 ms; None without nvidia-smi."""
     for reasons in ("clocks_event_reasons.active", "clocks_throttle_reasons.active"):  # the latter before driver 535
         if _smi("clocks.sm", reasons):
-            command = [*_query("clocks.sm", reasons), "-lms", "100"]
+            command = [*_query(*_GPU_FIELDS, reasons), "-lms", "100"]
             return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # noqa: S603
     return None
 

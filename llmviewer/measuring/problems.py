@@ -18,12 +18,14 @@ from ..operators.base import Operator
 from ..operators.elementwise import Activation, Add, Norm, Rope, Route
 from ..operators.embedding import Embedding
 from ..operators.linear import ExpertsLinear, Linear, LMHead
+from ..operators.state_space import Scan
 from ..records import frozen
 from ..setting import Setting
 from ..workload import Workload
 
 _TOKENS: Final = tuple(2**n for n in range(14))  # 1 to 8192
 _BATCHES: Final = tuple(2**n for n in range(9))  # 1 to 256
+_STEPS: Final = (1, 2, 3, *sorted(m << n for m in range(4, 8) for n in range(7)))  # 1 to 448
 _PROMPTS: Final = tuple(2**n for n in range(7, 14))  # 128 to 8192
 _PASTS: Final = tuple(2**n for n in range(7, 16))  # 128 to 32768
 _TABLE: Final = 2**14  # rows of an embedding; rows of larger tables come from memory just the same
@@ -32,15 +34,27 @@ _MOST_CACHED: Final = 2**20  # most cached tokens of all sequences
 
 _ANY: Final = "h100-sxm"  # sizes of operators do not depend on the device
 
-# Names in tables of operators that move bytes, and reads and writes per element of a row.
+# Names in tables of operators that move bytes, and reads and writes per element of a row; of operators with `topk`
+# copies of a row, without them.
 ELEMENTWISE: Final = {
     "norm": ("post_attention_layernorm", 2),
+    "add_norm": ("add_norm", 4),  # the sum is written, too
+    "add_norm_quantize": ("add_norm_quantize", 3.5),  # a scale a row
+    "add_norm_quantize_group": ("add_norm_quantize_group", 3.5),  # a scale for each group of a row
     "add": ("add", 3),
     "activation": ("mlp_act", 3),  # gated: act(gate) * up
     "rope": ("attn_rope", 2),
     "embedding": ("emb", 2),
     "softmax": ("softmax", 2),
     "quantize": ("quantize", 1.5),  # 16 bits to 8
+    "permute": ("permute", 1),
+    "combine": ("combine", 1),
+}
+_NORMS: Final = ("norm", "add_norm", "quantize", "add_norm_quantize", "add_norm_quantize_group")  # at widths of norms
+_SCANS: Final = {  # operations of rules that have kernels, over prompts and over single tokens
+    "mamba2": ("mamba2_scan_prefill", "mamba2_scan_step"),
+    "gdn": ("gdn_scan_prefill", "delta_scan_step"),  # steps of all delta rules have one name
+    "kda": ("", "delta_scan_step"),
 }
 
 
@@ -48,7 +62,7 @@ ELEMENTWISE: Final = {
 class Problem:
     """A launch to measure: kernel, shape and data types.
 
-    op        elementwise: the function; attention: "gqa" or a kind of latent attention
+    op        elementwise: the function; attention: "gqa" or a kind of latent attention; scan: rule and phase
     kv_dtype  data type of the cache
     sizes     columns of its family, and further ones
     moved     bytes of elementwise work that is no operator of a model
@@ -75,6 +89,8 @@ class Problem:
         columns: dict[str, object] = {"family": self.family, "dtype": self.dtype, **dict(self.sizes)}
         if self.family == "elementwise":
             columns |= {"op": ELEMENTWISE.get(self.op, (self.op, 0))[0], "bytes": self.nbytes}
+        if self.family == "scan":
+            columns["op"] = self.op
         if self.family.startswith("attention"):
             columns |= {"attn": self.op, "kv_dtype": self.kv_dtype}
         if self.family == "moe":
@@ -110,7 +126,13 @@ class Problem:
             return self.moved
         if self.family == "elementwise":
             width = 4 if self.dtype == "fp32" else 2
-            return int(self["rows"] * self["cols"] * ELEMENTWISE[self.op][1] * width)
+            moves = ELEMENTWISE[self.op][1] + dict(self.sizes).get("topk", 0)
+            return int(self["rows"] * self["cols"] * moves * width)
+        if self.family == "scan":
+            tokens = self["batch"] * self["q_len"]
+            values = self["v_heads"] * self["v_dim"]
+            streamed = 2 * tokens * (2 * self["k_heads"] * self["k_dim"] + 2 * values)
+            return int(streamed + 2 * 4 * self["batch"] * values * self["k_dim"])  # states in fp32, in and out
         heads, dims = self["q_heads"], self["head_dim"] + self["v_head_dim"]
         allocated = self["head_dim"] if self.op == "mla_absorb" else dims
         queries = self["batch"] * dict(self.sizes).get("q_len", 1) * heads * dims * 2
@@ -124,7 +146,8 @@ class Problem:
         family = FAMILIES[self.family]
         columns = {**dict.fromkeys(family.columns, 0.0), **family.optional, **self.row, "bytes": self.nbytes}
         shapes = {name: np.array([float(value)]) for name, value in columns.items() if isinstance(value, int | float)}
-        implementation = Implementation(library="", dtype=self.dtype, kv_dtype=self.kv_dtype)
+        kernel = self.op if family.names_operations else ""
+        implementation = Implementation(library="", dtype=self.dtype, kv_dtype=self.kv_dtype, kernel=kernel)
         return float(family.bound(shapes, device, implementation)[0])
 
 
@@ -152,27 +175,31 @@ def _of_block(operators: Sequence[Operator], dtype: str) -> Iterator[Problem]:
         if isinstance(op, Linear) and len(op.weight.shape) == 2:
             n, k = op.weight.shape
             yield from _problems_of("gemm", "gemm", dtype, [{"M": m, "N": n, "K": k} for m in _TOKENS])
-        if kernel_type(dtype).weight < 2:
-            continue  # operators without weights are in 16- or 32-bit floats
-        if isinstance(op, LMHead):
-            yield from _elementwise("softmax", dtype, cols=op.weight.shape[0])
-        elif isinstance(op, FlashAttention):
-            yield from _attention(op.heads, dtype)
-        elif isinstance(op, Embedding):
-            yield from _elementwise(
-                "embedding", dtype, cols=op.outputs[0].width, table=min(op.weights[0].shape[0], _TABLE)
-            )
-        elif isinstance(op, Norm) and op.weights and op.weights[0].shape == (op.outputs[0].width,):
-            yield from _elementwise("norm", dtype, cols=op.outputs[0].width)
-            yield from _elementwise("quantize", dtype, cols=op.outputs[0].width)
-        elif isinstance(op, Rope):
-            heads = {"heads": op.heads.num_heads, "kv_heads": op.heads.num_kv_heads, "dim": op.heads.head_dim}
-            is_full_rotation = op.rotary_dim == op.heads.head_dim
-            yield from (
-                _elementwise("rope", dtype, cols=sum(t.width for t in op.outputs), **heads) if is_full_rotation else ()
-            )
-        elif type(op) in (Add, Activation):
-            yield from _elementwise(op.kind, dtype, cols=op.outputs[0].width)
+        if kernel_type(dtype).weight >= 2:
+            yield from _without_products(op, dtype)
+
+
+def _without_products(op: Operator, dtype: str) -> Iterator[Problem]:
+    """Problems of an operator that multiplies no weights, in 16- or 32-bit floats."""
+    if isinstance(op, LMHead):
+        yield from _elementwise("softmax", dtype, cols=op.weight.shape[0])
+    elif isinstance(op, FlashAttention):
+        yield from _attention(op.heads, dtype)
+    elif isinstance(op, Scan) and op.rule in _SCANS:
+        yield from _scan(op, dtype)
+    elif isinstance(op, Embedding):
+        yield from _elementwise("embedding", dtype, cols=op.outputs[0].width, table=min(op.weights[0].shape[0], _TABLE))
+    elif isinstance(op, Norm) and op.weights and op.weights[0].shape == (op.outputs[0].width,):
+        for name in _NORMS:
+            yield from _elementwise(name, dtype, cols=op.outputs[0].width)
+    elif isinstance(op, Rope):
+        heads = {"heads": op.heads.num_heads, "kv_heads": op.heads.num_kv_heads, "dim": op.heads.head_dim}
+        is_full_rotation = op.rotary_dim == op.heads.head_dim
+        yield from (
+            _elementwise("rope", dtype, cols=sum(t.width for t in op.outputs), **heads) if is_full_rotation else ()
+        )
+    elif type(op) in (Add, Activation):
+        yield from _elementwise(op.kind, dtype, cols=op.outputs[0].width)
 
 
 def _problems_of(
@@ -208,7 +235,24 @@ def _attention(heads: Heads, dtype: str) -> Iterator[Problem]:
             yield from _problems_of("attention_decode", op, dtype, sizes, kv_dtype=kv_dtype)
 
 
+def _scan(op: Scan, dtype: str) -> Iterator[Problem]:
+    """Prompts in chunks, and single tokens."""
+    heads = {
+        "k_heads": op.groups, "k_dim": op.depth, "v_heads": op.heads, "v_dim": op.outputs[0].width // op.heads,
+    }  # fmt: skip
+    prefill, step = _SCANS[op.rule]
+    lengths = [(b, length) for b, length in product(_BATCHES, _PROMPTS) if b * length <= _MOST_TOKENS]
+    if prefill:
+        sizes = [{"batch": b, "q_len": length, **heads, "chunk": op.chunk} for b, length in lengths]
+        yield from _problems_of("scan", prefill, dtype, sizes)
+    heads |= {"chunk": 1} | ({"channels": 1} if op.rule == "kda" else {})  # a decay of each channel of a key
+    yield from _problems_of("scan", step, dtype, [{"batch": b, "q_len": 1, **heads} for b in _STEPS])
+
+
 def _experts(shapes: Sequence[tuple[int, ...]], chosen: int, dtype: str) -> Iterator[Problem]:
     count, inter, hidden = shapes[0]
     columns = {"hidden": hidden, "inter": inter, "topk": chosen, "experts": count, "gated": int(len(shapes) > 2)}
     yield from _problems_of("moe", "moe", dtype, [{"tokens": tokens} | columns for tokens in _TOKENS])
+    if kernel_type(dtype).weight >= 2:
+        for name in ("permute", "combine"):
+            yield from _elementwise(name, dtype, cols=hidden, topk=chosen, experts=count)

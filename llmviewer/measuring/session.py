@@ -23,10 +23,13 @@ from .order import spread
 from .problems import Problem, problems
 from .timing import BusyError, Call, HungError, LaunchTimes, settled
 
-MODELS: Final = {  # various head layouts and widths; on GPUs also sliding windows, latent attention and experts
+# Various head layouts and widths; on GPUs also sliding windows, latent attention, experts and states of both kinds.
+MODELS: Final = {
     "cpu": ("qwen3-0.6b", "llama-3.2-1b", "smollm2-360m"),
-    "gpu": ("llama-3.1-8b", "qwen3-30b-a3b", "gemma-3-12b", "deepseek-v2-lite"),
-}
+    "gpu": (
+        "llama-3.1-8b", "qwen3-30b-a3b", "gemma-3-12b", "deepseek-v2-lite", "qwen3-next-80b-a3b", "nemotron-nano-9b-v2",
+    ),
+}  # fmt: skip
 DTYPES: Final = {
     "cpu": ("bf16",),
     "gpu": ("bf16", "fp8", "fp8_block", "sq", "int4_wo", "int8_wo", "w4a16_mxfp4"),
@@ -102,6 +105,13 @@ def select_problems(
             f"{missing[0]} at shapes of {', '.join(models)}"
         )
     return able
+
+
+def in_order(alike: Sequence[Problem]) -> list[Problem]:
+    """Problems of one kind, the most informative sizes first."""
+    names = {name: None for problem in alike for name, _ in problem.sizes}
+    points = [[dict(problem.sizes).get(name, 0) for name in names] for problem in alike]
+    return [alike[i] for i in spread(points)]
 
 
 @frozen(kw_only=True)
@@ -320,9 +330,7 @@ class Session:
                 alike[problem.kind].append(problem)
         kinds = []
         for same in alike.values():
-            names = {name: None for problem in same for name, _ in problem.sizes}
-            points = [[dict(problem.sizes).get(name, 0) for name in names] for problem in same]
-            order = [same[i] for i in spread(points)]
+            order = in_order(same)
             for backend in self.backends:
                 able = [(problem, backend.kernels(problem)) for problem in order]
                 for name in sorted({name for _, names in able for name in names}):
@@ -357,7 +365,8 @@ class Session:
         state = watch()
         return _columns(launch, machine, times, sets) | {
             "tiling": self.trying, "tried": tried, "ceiling_us": bound * 1e6,
-            "clock_mhz": state.clock_mhz, "throttled": state.throttled,
+            "clock_mhz": state.clock_mhz, "power_w": state.power_w, "temperature_c": state.temperature_c,
+            "throttled": state.throttled,
         }  # fmt: skip
 
     def _fastest(self, launch: KernelProblem, sets: Sets, calls: Sequence[Call]) -> tuple[Sequence[Call], Any, int]:

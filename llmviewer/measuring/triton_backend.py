@@ -26,15 +26,40 @@ _GEMM: Final[Mapping[str, str]] = {
 }  # fmt: skip
 # Families whose kernels run problems of models, or whole layers; those of all others are measured at full size.
 _OF_MODELS: Final = (
-    "stream", "gemm", "moe", "quantize", "softmax", "rope", "activation", "embedding", "attention", "layer",
+    "stream", "gemm", "moe", "quantize", "softmax", "rope", "activation", "embedding", "attention", "layer", "scan",
+    "permute",
 )  # fmt: skip
 _ROWS: Final = ("rows", "tokens", "M", "B")  # names of the size that is the number of rows
 _GROUP: Final = 128  # elements of k per scale
-
-
 _Sizes = Mapping[str, int]
+
+
+def _norm_quantize(sizes: _Sizes, group: int) -> _Sizes:
+    return {"M": sizes["rows"], "N": sizes["cols"], "group": group, "residual": 1}
+
+
+def _chosen(sizes: _Sizes) -> _Sizes:
+    return {"M": sizes["rows"], "K": sizes["cols"], "experts": sizes["experts"], "chosen": sizes["topk"]}
+
+
+def _mamba2(sizes: _Sizes) -> _Sizes:
+    return {
+        "heads": sizes["v_heads"], "dim": sizes["v_dim"], "state": sizes["k_dim"], "groups": sizes["k_heads"],
+    }  # fmt: skip
+
+
+def _delta(sizes: _Sizes) -> _Sizes:
+    return {
+        "heads": sizes["v_heads"], "key_heads": sizes["k_heads"], "key_dim": sizes["k_dim"], "dim": sizes["v_dim"],
+        **({"channels": 1} if sizes.get("channels") else {}),
+    }  # fmt: skip
+
+
 _ELEMENTWISE: Final[Mapping[str, tuple[str, Callable[[_Sizes], _Sizes]]]] = {  # kernels and their own names of sizes
     "norm": ("rms_norm", lambda s: {"M": s["rows"], "N": s["cols"]}),
+    "add_norm": ("rms_norm", lambda s: {"M": s["rows"], "N": s["cols"], "residual": 1}),
+    "add_norm_quantize": ("norm_quantize", lambda s: _norm_quantize(s, s["cols"])),
+    "add_norm_quantize_group": ("norm_quantize", lambda s: _norm_quantize(s, _GROUP)),
     "activation": ("silu_and_mul", lambda s: {"M": s["rows"], "N": s["cols"]}),
     "quantize": ("quantize", lambda s: {"M": s["rows"], "K": s["cols"], "group": s["cols"]}),
     "softmax": ("softmax", lambda s: {"B": 1, "heads": 1, "q": s["rows"], "kv": s["cols"]}),
@@ -42,7 +67,16 @@ _ELEMENTWISE: Final[Mapping[str, tuple[str, Callable[[_Sizes], _Sizes]]]] = {  #
     "rope": ("rope", lambda s: {
         "tokens": s["rows"], "heads": s["heads"], "kv_heads": s["kv_heads"], "dim": s["dim"], "rotary": s["dim"],
     }),
+    "permute": ("permute", _chosen),
+    "combine": ("combine", _chosen),
 }  # fmt: skip
+_SCANS: Final[Mapping[str, tuple[str, Callable[[_Sizes], _Sizes]]]] = {
+    "mamba2_scan_prefill": ("mamba2_scan", lambda s: {"B": s["batch"], "T": s["q_len"], **_mamba2(s)}),
+    "mamba2_scan_step": ("mamba2_update", lambda s: {"B": s["batch"], **_mamba2(s)}),
+    "gdn_scan_prefill": ("gated_delta_scan", lambda s: {"B": s["batch"], "T": s["q_len"], **_delta(s)}),
+    "delta_scan_step": ("gated_delta_update", lambda s: {"B": s["batch"], **_delta(s)}),
+}
+_EIGHT_BITS: Final = ("quantize", "norm_quantize")  # kernels whose data type is that of codes
 
 
 @frozen
@@ -89,7 +123,10 @@ def _others(problem: Problem, sizes: Mapping[str, int]) -> Iterator[_KernelPart]
         yield _KernelPart(problem.op, problem.dtype, kernel_sizes)
     elif problem.op in _ELEMENTWISE:
         name, arguments = _ELEMENTWISE[problem.op]
-        yield _KernelPart(name, "fp8_e4m3" if name == "quantize" else problem.dtype, arguments(sizes))
+        yield _KernelPart(name, "fp8_e4m3" if name in _EIGHT_BITS else problem.dtype, arguments(sizes))
+    elif problem.family == "scan":
+        name, arguments = _SCANS[problem.op]
+        yield _KernelPart(name, problem.dtype, arguments(sizes))
 
 
 def _attention(problem: Problem, sizes: Mapping[str, int]) -> Iterator[_KernelPart]:
@@ -132,7 +169,7 @@ class TritonBackend:
 
     def own(self) -> Sequence[Problem]:
         """Kernels for which models give no problem, at full size."""
-        is_included = {name for name, _ in _ELEMENTWISE.values()}
+        is_included = {name for name, _ in (*_ELEMENTWISE.values(), *_SCANS.values())}
         kernels = (load_kernel(name) for name in kernel_names() if name not in is_included)
         others = (kernel for kernel in kernels if kernel.family not in _OF_MODELS)
         return [_is_shaped_by_models(kernel, case) for kernel in others for case in kernel.full_size]

@@ -396,12 +396,17 @@ def test_beyond_the_stability_limit_the_queue_grows_and_below_it_does_not(policy
     assert below.ttft_s[-300:].mean() < late / 3
 
 
-def test_the_limit_is_the_time_that_a_request_takes_of_a_full_batch(steps):
-    requests = traffic(*((0, 1000, 101) for _ in range(3)))
+@pytest.mark.parametrize(("prompt", "shared"), [(2000, False), (1000, True)])
+def test_the_limit_is_the_time_that_a_request_takes_of_a_full_batch(steps, prompt, shared):
+    """Where a step has room for two prompts, it prefills as many as outputs ended in the decode step before."""
+    requests = traffic(*((0, prompt, 101) for _ in range(3)))
     found = steady(steps, requests, rate=1, policy=parse_policy("prefill-first"), max_batch=32)
-    step = float(steps.decode_s(batch=32.0, kv_len=1050.5))
+    step = float(steps.decode_s(batch=32.0, kv_len=prompt + 50.5))
     assert found.max_batch == 32
-    assert found.max_rate == pytest.approx(1 / (float(steps.prefill_s(1000.0, 2.0)) / 2 + 100 * step / 32))
+    one, two = (float(steps.prefill_s(float(prompt), count)) for count in (1.0, 2.0))
+    count = 0.32 / (1 - math.exp(-0.32)) if shared else 1.0  # if any end, which 32 of 100 steps each do at random
+    read = one + (two - one) * (count - 1)
+    assert found.max_rate == pytest.approx(1 / (read / count + 100 * step / 32))
 
 
 @pytest.mark.parametrize("policy", first_fast(["prefill-first", "fcfs"], "simulates thousands of requests"))

@@ -37,27 +37,44 @@ def decode_batch(
     """
     with np.errstate(invalid="ignore"):
         missing = np.where(np.isinf(interval_s), inf, rate * steps * interval_s - others)
-    index, stable = _zero_crossing(missing)
+        index, stable = _zero_crossing(missing)
     return index, stable, missing
 
 
 def _zero_crossing(values: Column) -> tuple[Column, npt.NDArray[np.bool_]]:
     """Zero crossing of the last axis, as an index with fraction, and whether there is one."""
     index = np.argmax(values <= 0, axis=-1)
-    crosses = np.take_along_axis(values, index[..., None], axis=-1)[..., 0] <= 0
     before = np.maximum(index - 1, 0)
-    left, right = (np.take_along_axis(values, i[..., None], axis=-1)[..., 0] for i in (before, index))
+    left, right = (_entries(values, place) for place in (before, index))
+    crosses = right <= 0
     between = np.where(np.isinf(left), 1.0, left / np.where(left == right, 1.0, left - right))
     fraction = np.where(index > 0, between, 0.0)
     return np.where(crosses, before + fraction, 0.0), crosses
 
 
 def value_at(values: Column, index: Column) -> Column:
-    """Entries of the last axis at indices with fractions, by linear interpolation."""
+    """Entries of the last axis at indices with fractions, by linear interpolation; an axis of one entry is constant."""
+    if not values.ndim:
+        return values
+    if values.shape[-1] == 1:
+        return values[..., 0]
     low = np.floor(index).astype(int)
     high = np.minimum(low + 1, values.shape[-1] - 1)
-    if values.ndim == 1:
-        left, right = values[low], values[high]
-    else:
-        left, right = (np.take_along_axis(values, i[..., None], axis=-1)[..., 0] for i in (low, high))
+    left, right = (_entries(values, place) for place in (low, high))
     return np.asarray(left + (index - low) * (right - left))
+
+
+def descent(values: Column, positions: Column, index: Column) -> Column:
+    """Steepness of the fall of `values` along the last axis, at fractional indices of its `positions`."""
+    high = np.maximum(np.ceil(index).astype(int), 1)
+    left, right = (_entries(values, place) for place in (high - 1, high))
+    return np.asarray((left - right) / (positions[high] - positions[high - 1]))
+
+
+def _entries(values: Column, place: npt.NDArray[np.intp]) -> Column:
+    """Entries of the last axis at whole indices."""
+    if values.ndim == 1:
+        return values[place]
+    shape = np.broadcast_shapes(values.shape[:-1], place.shape)
+    values = np.broadcast_to(values, (*shape, values.shape[-1]))
+    return np.take_along_axis(values, np.broadcast_to(place, shape)[..., None], axis=-1)[..., 0]

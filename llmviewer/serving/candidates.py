@@ -17,7 +17,7 @@ from ..records import frozen
 from ..units import counted, fold, seconds, si
 from .load import Grid, Load, StepTimes
 from .outcome import Goals, percentile_name
-from .steady_grid import FleetSteadyState, max_rates_by_batch, most_within, sustained
+from .replicas import Replicas
 
 PRICES: Final = {
     Criterion.COST: "USD/h",
@@ -140,23 +140,23 @@ def evaluated(
     quant, layout = quant_layout
     copies = np.arange(1.0, load.max_devices // layout.devices + 1)
     rates = np.broadcast_to(load.rate / copies, (len(devices), len(copies)))
-    batch_rates = max_rates_by_batch(times, memory, load)
-    state = FleetSteadyState.of(rates, times, batch_rates, memory, load)
+    replicas = Replicas(times=times, memory=memory, load=load)
+    state = replicas.steady(rates)
     stable, ratios, fine = state.stable, state.ratios, state.within_targets
     worst = reduce(np.maximum, ratios.values())
     any_stable = np.any(stable, axis=1, keepdims=True)
     worst_stable = np.where(stable | ~any_stable, worst, inf)  # with enough replicas any rate is stable
     first = np.where(np.any(fine, axis=1), np.argmax(fine, axis=1), np.argmin(worst_stable, axis=1))
+    chosen = np.arange(len(devices)), first
+    first_rates = rates[chosen]
     within = np.full(len(devices), nan)
     rows = np.flatnonzero(np.any(fine, axis=1))
     if len(rows):
-        first_rates = rates[rows, first[rows]]
-        within[rows] = most_within(first_rates, times.only(rows), batch_rates[rows], memory[rows], load)
-    chosen = np.arange(len(devices)), first
-    max_rates = state.max_rate[:, 0].copy()
-    rows = np.flatnonzero(~stable[chosen] & (rates[chosen] <= max_rates))
+        within[rows] = replicas.only(rows).most_within(first_rates[rows])
+    max_rates = replicas.max_rate.copy()
+    rows = np.flatnonzero(~stable[chosen] & (first_rates <= max_rates))
     if len(rows):
-        max_rates[rows] = sustained(rates[rows, first[rows]], times.only(rows), batch_rates[rows], memory[rows], load)
+        max_rates[rows] = replicas.only(rows).sustained(first_rates[rows])
     for row, device in enumerate(devices):
         place = row, int(first[row])
         count = int(copies[place[1]])
@@ -171,7 +171,7 @@ def evaluated(
             unmodelled=float(times.unmodelled[row]), factor=factor,
             excess=float(ratios[factor][place]) if factor else 1.0,
         ).priced(load.years)  # fmt: skip
-        by_memory = bool(factor) and _limited_by_memory(batch_rates[row], memory[row], load.limits)
+        by_memory = bool(factor) and _limited_by_memory(replicas.max_rates[row], memory[row], load.limits)
         yield replace(one, reason=_reason(one, load, by_memory=by_memory)) if factor else one
 
 

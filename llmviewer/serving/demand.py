@@ -82,20 +82,21 @@ def _grouped(lengths: Tokens, others: Tokens) -> tuple[Column, Column, Column]:
 class Prompts(NamedTuple):
     """Prefill of a request, by the number of sequences that decode.
 
-    time_s, square       mean time, and mean squared time, of the device [s]
+    time_s               mean time of the device [s]
+    unevenness           mean squared time over the square of the mean; 1 for equal prompts
     decoding_steps       steps of the prefill in which sequences also decode
+    full_steps           the fewest steps of a prefill, where steps are full
     more_s               excess of the last chunk of a prompt, in a step of its own, over its share of others [s]
-    every_s              time of the device for each prompt of full steps [s]
-    decoding_full_steps  full steps for a prompt, of those in which sequences also decode
-    max_prompts          prompts of a full step; 1 if a prompt takes several
+    every_s              time of the device for each prompt of steps that are full in all lanes [s]
+    max_prompts          prompts of such a step; 1 for each lane if a prompt takes several
     """
 
     time_s: Column
-    square: Column
+    unevenness: Column
     decoding_steps: Column
+    full_steps: Column
     more_s: Column
     every_s: Column
-    decoding_full_steps: Column
     max_prompts: Column | int
 
 
@@ -130,14 +131,17 @@ def prompts_of(steps: Steps, lengths: Demand, policy: Policy, batch: Column) -> 
     time_s, parts, more_s, every_s = (np.broadcast_to(a, shape) for a in (parts * each_s, parts, more_s, every_s))
     decoding_steps = lengths.shares @ parts if policy.mixes else np.zeros(len(batch))
     mean = float(lengths.shares @ lengths.read)
-    prompts_per_step = np.maximum(token_budget[0] / mean, 1) if policy.cuts else max(int(policy.budget // mean), 1)
-    means = (lengths.shares @ each for each in (time_s, time_s**2, more_s, every_s))
-    time_s, square, more_s, every_s = means
-    if not policy.cuts and prompts_per_step == 1:
+    max_prompts = token_budget[0] / mean if policy.cuts else max(int(policy.budget // mean), 1)
+    full_steps, max_prompts = np.maximum(1 / max_prompts, 1), np.maximum(max_prompts, 1)
+    time_s, square, more_s, every_s = (lengths.shares @ each for each in (time_s, time_s**2, more_s, every_s))
+    if not policy.cuts and max_prompts == 1:
         every_s = time_s
-    decoding_full_steps = (
-        np.broadcast_to(mean / token_budget[0], decoding_steps.shape)
-        if policy.shares
-        else decoding_steps / prompts_per_step
+    return Prompts(
+        time_s,
+        square / time_s**2,
+        decoding_steps,
+        full_steps,
+        more_s,
+        every_s / steps.micro_batches,
+        steps.micro_batches * max_prompts,
     )
-    return Prompts(time_s, square, decoding_steps, more_s, every_s, decoding_full_steps, prompts_per_step)

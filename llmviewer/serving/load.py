@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from ..records import frozen
 from ..workload import Spans
-from .markov_chain import Reading, held_up_s, reading
 from .outcome import Goals
 from .policy import POLICIES
 from .progress import mean_passes
@@ -145,12 +144,3 @@ class StepTimes:
 
     def only(self, rows: Sequence[int] | npt.NDArray[np.intp]) -> StepTimes:
         return replace(self, **{name: getattr(self, name)[list(rows)] for name in _BY_DEVICE})
-
-    def held_up(self, step: Grid) -> Grid:
-        """A step that prefills one prompt, where those that only decode take `step`, [device, ...]. [s]"""
-        return held_up_s(self.single_prefill.reshape(-1, *[1] * (np.ndim(step) - 1)), step, self.micro_batches)
-
-    def reading(self, rate: Grid, step: Grid) -> Reading:
-        """Prefill steps at rates of requests, where steps that only decode take `step`, [device, ...]."""
-        packed_prefill = self.packed_prefill.reshape(-1, *[1] * (np.ndim(rate) - 1))
-        return reading(rate, self.held_up(step), packed_prefill, step, self.max_prompts)

@@ -38,7 +38,8 @@ def reading(rate: Column, single_s: Column, each_s: Column, step: Column, most: 
     single_s, step  duration of a step with one prompt, and of one that only decodes [s]
     each_s     duration for each prompt of a full step, with `most` prompts [s]
     """
-    read, prompts = single_s, np.ones(np.broadcast_shapes(np.shape(rate), np.shape(step)))
+    shape = np.broadcast_shapes(np.shape(rate), np.shape(step))
+    read, prompts = single_s, np.ones(shape)
     comes = -np.expm1(-rate * step)
     several = bool(np.any(np.greater(most, 1)))
     more_s = (each_s * most - single_s) / np.where(np.greater(most, 1), np.subtract(most, 1), inf)  # for another prompt
@@ -46,9 +47,8 @@ def reading(rate: Column, single_s: Column, each_s: Column, step: Column, most: 
         prefill_fraction = comes / (comes + np.exp(-rate * read))
         round_s = prefill_fraction * read + (1 - prefill_fraction) * step
         if several:
-            prompts = np.clip(
-                np.divide(rate * round_s, prefill_fraction, out=prompts, where=prefill_fraction > 0), 1, most
-            )
+            arrived = np.divide(rate * round_s, prefill_fraction, out=np.ones(shape), where=prefill_fraction > 0)
+            prompts = np.clip(arrived, 1, most)
             read = single_s + more_s * (prompts - 1)
     full = prompts / most
     return Reading(

@@ -25,8 +25,8 @@ from ..records import frozen
 from ..units import fold, si
 from .candidates import Candidate, PrefillWorkers, time_reason
 from .fleet_times import Key, Placement
+from .flow import wait_ratio
 from .load import Grid, Load, StepTimes
-from .steady_grid import wait_ratio
 
 _MAX_PAIRS: Final = 1 << 20  # pairs that are evaluated together
 _BISECTIONS: Final = 40  # halvings of the interval of rates

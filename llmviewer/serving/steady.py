@@ -1,14 +1,9 @@
-"""The steady state of a replica in closed form: the batch at which departures keep up with arrivals, and queueing.
-
-Prompts queue with priority: each waits for the running step and for the prompts before it (Cobham,
-doi:10.1287/opre.2.1.70).
-"""
+"""The steady state of one replica in closed form, under any policy, with the lengths of any traffic."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from math import exp, inf, isinf, nan, sqrt
+from math import exp, inf, isinf, nan
 from typing import Final
 
 import numpy as np
@@ -16,10 +11,10 @@ import numpy as np
 from ..expectation.engines import Frontend
 from ..records import frozen
 from ..workload import Spans
-from .balance import decode_batch, token_interval_s, value_at
-from .demand import Demand, Prompts, prompts_of
+from .demand import Demand, prompts_of
+from .flow import Flow
 from .lengths import Tokens
-from .markov_chain import Column, Reading, held_up_s, reading, saturated_s
+from .markov_chain import Column
 from .policy import Policy
 from .steps import Steps
 from .traffic import Traffic
@@ -87,129 +82,36 @@ def _overrun(*, max_rate: float, batch: float) -> SteadyState:
     return SteadyState(batch=batch, utilization=1, ttft_s=inf, tpot_s=inf, max_rate=max_rate, max_batch=int(batch))
 
 
-@frozen(kw_only=True)
-class _Flow:
-    """Continuous batching, by the number of other sequences that decode with a sequence.
-
-    Each micro-batch of a pipeline prefills at the arrival rate, and spends the rest of the time on steps that only
-    decode. A decoding sequence has B others with it where B is the mean, because arrivals at random see the mean
-    (PASTA, doi:10.1287/opre.30.2.223).
-
-    others        other sequences that decode with one, [batch]
-    micro_batches  micro-batches of the pipeline
-    decode_steps  mean decode steps of a request
-    step_s        step that only decodes, of a sequence and its others, [batch] [s]
-    full_step_s   step that only decodes, with as many sequences in all micro-batches, [batch] [s]
-    """
-
-    others: Column
-    micro_batches: int
-    decode_steps: float
-    policy: Policy
-    prompts: Prompts
-    step_s: Column
-    full_step_s: Column
-
-    @classmethod
-    def of(cls, steps: Steps, demand: Demand, policy: Policy, batch_limit: float) -> _Flow:
-        others = np.concatenate(([0.0], np.geomspace(1 / 64, batch_limit, _BATCHES)))
-        micro_batches = steps.micro_batches
-        # Fraction of micro-batches with any sequence: that of the sequence itself has one.
-        filled = 1 - (1 - 1 / micro_batches) * np.exp(-others)
-        step_s, full_step_s = (
-            np.broadcast_to(
-                np.asarray(steps.decode_s(batch=batch, kv_len=demand.middle, filled=part), dtype=float), others.shape
-            )
-            for batch, part in ((1 + others, filled), (np.maximum(others, 1), 1.0))
+def _flow(steps: Steps, demand: Demand, policy: Policy, batch_limit: float) -> Flow:
+    """Requests of a replica whose ranks do not wait for each other, or are all alike."""
+    others = np.concatenate(([0.0], np.geomspace(1 / 64, batch_limit, _BATCHES)))
+    micro_batches = steps.micro_batches
+    # Fraction of micro-batches with any sequence: that of the sequence itself has one.
+    filled = 1 - (1 - 1 / micro_batches) * np.exp(-others)
+    step_s, full_step_s = (
+        np.broadcast_to(
+            np.asarray(steps.decode_s(batch=batch, kv_len=demand.middle, filled=part), dtype=float), others.shape
         )
-        return cls(
-            others=others, micro_batches=micro_batches, decode_steps=demand.decode_steps, policy=policy,
-            prompts=prompts_of(steps, demand, policy, others), step_s=step_s, full_step_s=full_step_s,
-        )  # fmt: skip
-
-    @property
-    def every_s(self) -> Column:
-        return self.prompts.every_s / self.micro_batches
-
-    @property
-    def max_prompts(self) -> Column | int:
-        return self.micro_batches * self.prompts.max_prompts
-
-    @property
-    def max_rate(self) -> float:
-        """Maximum rate of requests of a turn. [1/s]"""
-        prompts, batch = self.prompts, np.maximum(self.others, 1e-9)
-        if self.micro_batches > 1:
-            per_request = saturated_s(
-                batch / max(self.decode_steps, 1e-9), held_up_s(prompts.time_s, self.full_step_s, self.micro_batches),
-                self.every_s, self.full_step_s, most=self.max_prompts, lanes=self.micro_batches,
-                parts=np.maximum(prompts.decoding_steps, 1), mixes=self.policy.mixes,
-            )  # fmt: skip
-        else:
-            per_request = (
-                self.decode_steps * self.full_step_s / batch
-                + prompts.every_s
-                - prompts.decoding_full_steps * self.full_step_s
-            )
-        return float(np.max(1 / np.maximum(per_request, prompts.every_s)[1:]))
-
-    def reading(self, rate: float) -> Reading:
-        alone_s = held_up_s(self.prompts.time_s, self.step_s, self.micro_batches)
-        rates = np.full(len(self.others), self.micro_batches * rate)
-        return reading(rates, alone_s, self.every_s, self.step_s, self.max_prompts)
-
-    def interval_s(self, rate: float, read: Reading, busy: Column) -> Column:
-        """Time between two decode steps of a sequence; inf if there is no time to decode. [s]"""
-        joined = (
-            self.prompts.decoding_steps if self.policy.mixes else np.maximum(1 - read.prompts / self.micro_batches, 0)
-        )
-        return token_interval_s(self.step_s, busy, self.micro_batches * rate * joined / read.prompts)
-
-    def ttft_s(self, rate: float, read: Reading, at_mean: Callable[[Column], float]) -> tuple[float, float]:
-        """Time to first token [s], and the fraction of the time in which steps only decode.
-
-        A whole prompt delays those of all micro-batches. A chunk delays those of other micro-batches for a step,
-        so that micro-batches are servers of one queue (Sakasegawa 1977).
-
-        at  value of a column at the mean batch
-        """
-        prompts, micro_batches = self.prompts, self.micro_batches
-        occupied = at_mean(micro_batches * rate * read.read_s / read.prompts)
-        any_decodes = 1 - float(np.exp(-micro_batches * at_mean(self.others)))  # sequences come at random
-        decoding = (1 - occupied) * any_decodes
-        last_s = any_decodes * prompts.more_s + (1 - any_decodes) * prompts.more_s[0]
-        along = 1 if self.policy.cuts else micro_batches
-        servers = micro_batches // along
-        each = np.maximum(read.prompts * along / micro_batches, 1)
-        square = prompts.square * (read.read_s / prompts.time_s) ** 2 / each
-        queued = along * rate * at_mean(read.read_s / each)
-        chunk_s = read.read_s / np.maximum(prompts.decoding_steps, 1)
-        before = along * rate * at_mean(square) / 2 * queued ** (sqrt(2 * (servers + 1)) - 2) / servers
-        residual = before + decoding * at_mean(self.step_s) / 2 + (occupied - queued) * at_mean(chunk_s) / 2
-        waited = residual / (1 - queued * at_mean(each / (along * prompts.max_prompts)))
-        return at_mean(read.read_s + last_s) + waited, decoding
+        for batch, part in ((1 + others, filled), (np.maximum(others, 1), 1.0))
+    )
+    return Flow(
+        others=others, step_s=step_s, full_step_s=full_step_s, prompts=prompts_of(steps, demand, policy, others),
+        decode_steps=demand.decode_steps, policy=policy, lanes=micro_batches, micro_batches=micro_batches,
+    )  # fmt: skip
 
 
 def _continuous(steps: Steps, demand: Demand, rate: float, policy: Policy, batch_limit: float) -> SteadyState:
     """Continuous batching: requests start and finish while others decode."""
-    flow = _Flow.of(steps, demand, policy, batch_limit)
-    max_rate = flow.max_rate
+    flow = _flow(steps, demand, policy, batch_limit)
+    max_rate = float(np.max(flow.max_rates))
     if rate >= max_rate:
         return _overrun(max_rate=max_rate, batch=batch_limit)
-    read = flow.reading(rate)
-    busy = steps.micro_batches * rate * read.read_s / read.prompts
-    interval_s = flow.interval_s(rate, read, busy)
-    index, stable, _ = decode_batch(np.array([rate]), demand.decode_steps, interval_s, flow.others)
-    if not stable:
+    state = flow.steady(np.asarray(rate))
+    if not state.stable:
         return _overrun(max_rate=max_rate, batch=batch_limit)
-
-    def at_mean(values: Column) -> float:
-        return float(value_at(values, index))
-
-    ttft_s, decoding = flow.ttft_s(rate, read, at_mean)
     return SteadyState(
-        batch=at_mean(flow.others), utilization=at_mean(busy) + decoding, ttft_s=ttft_s,
-        tpot_s=at_mean(interval_s) * demand.steps_per_token, max_rate=max_rate, max_batch=int(batch_limit),
+        batch=float(state.mean.others), utilization=float(state.busy + state.decoding), ttft_s=float(state.ttft_s()),
+        tpot_s=float(state.interval_s) * demand.steps_per_token, max_rate=max_rate, max_batch=int(batch_limit),
     )  # fmt: skip
 
 

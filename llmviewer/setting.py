@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property, lru_cache, reduce
 from typing import Any, Final, Self, TypedDict, TypeVar, Unpack, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -571,10 +572,19 @@ def _with_mtp_layers(model: Model, techniques: Sequence[Technique]) -> Model:
     return model.with_prediction
 
 
+_KERNELS_IN_USE: Final[WeakValueDictionary[object, Kernels]] = WeakValueDictionary()
+
+
 @lru_cache(maxsize=16)
 def _shipped(hardware: Hardware, library: str, engine: Engine | None, host: Hardware | None) -> Kernels:
-    """Kernels of the shipped profiles, shared between settings because they cache results."""
-    return Kernels(hardware, library, engine=engine, host=host)
+    """Kernels of the shipped profiles, shared between settings because they cache results: those of the last devices,
+    and those that any setting, such as one of another precision on many devices, still has.
+    """
+    key = hardware, library, engine, host
+    kernels = _KERNELS_IN_USE.get(key)
+    if kernels is None:
+        kernels = _KERNELS_IN_USE[key] = Kernels(hardware, library, engine=engine, host=host)
+    return kernels
 
 
 def engine_on(

@@ -27,7 +27,7 @@ from ..records import frozen
 from ..resource import Resource, Unit
 from ..server_memory import Server, reserves_memory, server_of
 from ..setting import Setting, changes_passes
-from ..variants.evaluation import Evaluation, Times
+from ..variants.evaluation import Evaluation, Times, expect_together
 from ..workload import Workload
 from .breakdown import BoundTimes, Breakdown, bound_times, fleets_of, time_bound_by, workload_of
 from .fleet import Column, Fleet, WorkCache, device_estimates, row_of
@@ -433,10 +433,17 @@ def _in_footprint(footprint: Footprint, capacity: Column, *, prompt: int, gen: i
     return low
 
 
+def expect_cells(cells: Sequence[Cell]) -> None:
+    """Evaluates the expected times of cells of one comparison, those that are not known yet, together."""
+    new = [cell for cell in cells if not cell.result.is_expected]
+    launch_together(new)
+    expect_together(cell.result for cell in new)
+
+
 def launch_together(cells: Iterable[Cell]) -> None:
     """Finds the launches of the passes of each generation, once for all devices that launch the same kernels.
 
-    cells  of one comparison, whose passes differ in model, precision, layout and device alone
+    cells  of one comparison, whose passes differ in model, precision, layout, batch and device alone
     """
     members: dict[tuple[int, str], list[tuple[Cell, Fleet, int]]] = {}
     for cell in cells:
@@ -462,7 +469,7 @@ def launch_together(cells: Iterable[Cell]) -> None:
             assert kernels
             library = kernels.library, kernels.half
             if (*library, id(graph)) not in sequences:
-                known_launches = shared.setdefault((name, cell.layout, *library), {})
+                known_launches = shared.setdefault((name, cell.layout, cell.batches, *library), {})
                 estimates = device_estimates(operators, graph, row)
                 sequences[*library, id(graph)] = kernels.launches_for(estimates, workload, known_launches)
             bounds = {key: np.asarray(row_of(time_s, row)) for key, time_s in distinct.items()}

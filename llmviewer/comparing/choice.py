@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field
-from itertools import chain
 from math import inf, isnan
 from typing import Any, ClassVar, Final, Unpack
 
@@ -30,8 +29,7 @@ from ..rows import Rows
 from ..setting import Setting, opened, quant_text, single_device, whole_number
 from ..transforms.quantize import PUBLISHED
 from ..variants.changes import narrower
-from ..variants.evaluation import expect_together
-from .cells import LAYOUT, Cell, ExpectedTimes, launch_together
+from .cells import LAYOUT, Cell, ExpectedTimes
 from .comparison import Comparison, compare
 from .limits import Limits, Rejected, closest, expected_faults, faults
 
@@ -118,6 +116,7 @@ class Choice(Rows):
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row per device: qualifying devices by rank, those that only have bounds, then the others."""
+        self.comparison.expect_together(other.cell for other in self.rejected)
         for rank, one in enumerate((*self.ranked, *self.unmeasured), 1):
             yield {
                 "rank": rank if rank <= len(self.ranked) else None, **self._facts(one.cell), "merit": one.merit,
@@ -296,22 +295,49 @@ def _smallest(
             for name in cells
             if name not in smallest
         }
-        if not comparison.bound:
-            launch_together(chain.from_iterable(undecided.values()))
-        for name, same in undecided.items():
-            if not comparison.bound:
-                expect_together(cell.result for cell in same)
-            met: list[Ranked] = []
-            for cell in same:
-                times = comparison.expected(cell)
-                reasons = expected_faults(cell, times, limits) if times else []
-                if reasons:
-                    exceeded[name].append(reasons)
-                else:
-                    met.append(_ranked(cell, times, comparison, by))
-            if met:
-                smallest[name] = max(met, key=lambda one: (one.expected is not None, one.merit))
+        best, faulty = _best(undecided, comparison, limits, by)
+        smallest |= best
+        for name, reasons in faulty.items():
+            exceeded[name] += reasons
     return smallest, exceeded
+
+
+def _best(
+    cells: Mapping[str, Sequence[Cell]], comparison: Comparison, limits: Limits, by: Criterion
+) -> tuple[dict[str, Ranked], dict[str, list[list[Rejected]]]]:
+    """The best precision of each device whose expected times meet the limits, and the limits that others exceed.
+
+    Expected times are evaluated of the best precision at the bound, on all devices together, then of those others whose
+    bounds are above it.
+    """
+    merits = {id(cell): _merit(cell, cell.tokens_per_s, comparison, by) for each in cells.values() for cell in each}
+    met: dict[str, list[Ranked]] = {name: [] for name in cells}
+    exceeded: dict[str, list[list[Rejected]]] = {name: [] for name in cells}
+
+    def evaluate(tried: Mapping[str, Sequence[Cell]]) -> None:
+        comparison.expect_together(cell for each in tried.values() for cell in each)
+        for name, cell in ((name, cell) for name, each in tried.items() for cell in each):
+            times = comparison.expected(cell)
+            reasons = expected_faults(cell, times, limits) if times else []
+            if reasons:
+                exceeded[name].append(reasons)
+            else:
+                met[name].append(_ranked(cell, times, comparison, by))
+
+    first = {name: [max(each, key=lambda cell: merits[id(cell)])] for name, each in cells.items() if each}
+    evaluate(first)
+    reached = {name: max((one.merit for one in each if one.expected), default=-inf) for name, each in met.items()}
+    evaluate({
+        name: [cell for cell in cells[name] if cell is not one and not merits[id(cell)] < reached[name]]
+        for name, (one,) in first.items()
+    })  # fmt: skip
+    order = {id(cell): -place for each in cells.values() for place, cell in enumerate(each)}
+    best = {
+        name: max(each, key=lambda one: (one.expected is not None, one.merit, order[id(one.cell)]))
+        for name, each in met.items()
+        if each
+    }
+    return best, exceeded
 
 
 def _ranked(cell: Cell, times: ExpectedTimes | None, comparison: Comparison, by: Criterion) -> Ranked:

@@ -29,7 +29,7 @@ from ..setting import Setting, engine_inputs, engine_on, quant_text, server_opti
 from ..techniques import Technique, parse_techniques
 from ..transforms.quantize import PUBLISHED, unless_published
 from .breakdown import RESOURCES
-from .cells import ENGINE, LAYOUT, LINK, TECHNIQUE, WHAT_IF, Cell, ExpectedTimes, cells_of
+from .cells import ENGINE, LAYOUT, LINK, TECHNIQUE, WHAT_IF, Cell, ExpectedTimes, cells_of, expect_cells
 from .crossings import Crossing, crossings_of
 from .fleet import WorkCache
 
@@ -83,8 +83,14 @@ class Comparison(Rows):
         """Expected times of a cell; None if only bounds are wanted or known."""
         return None if self.bound else cell.expected
 
+    def expect_together(self, cells: Iterable[Cell]) -> None:
+        """Evaluates the expected times of cells, if they are wanted; takes less time than one after another."""
+        if not self.bound:
+            expect_cells([cell for cell in cells if not cell.refused])
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row per cell and batch, in SI units; None: unknown."""
+        self.expect_together(self.cells)
         for cell in self.cells:
             yield from self.rows_of(cell)
 

@@ -126,7 +126,7 @@ class Library:
         most similar devices, of all libraries if none is known to run on the device; kernels of the library with most
         measurements here; kernels for similar data types. In LIBRARY_INDEPENDENT families the library does not matter.
         """
-        plain = float(np.min(kernel.shapes.get("gated", 1.0))) == 0
+        plain = kernel.is_plain
         key = (kernel.family, kernel.implementation, plain)
         if key not in self._implementations:
             implementation, several = kernel.implementation, kernel.family not in LIBRARY_INDEPENDENT

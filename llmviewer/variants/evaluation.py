@@ -289,6 +289,11 @@ class Evaluation:
         return ("prefill", _STEPS) if self.gen > 1 else ("prefill",)
 
     @property
+    def is_expected(self) -> bool:
+        """Whether the kernels of all passes of the generation were evaluated."""
+        return all(name in self._passes for name in self.generation_passes)
+
+    @property
     def phases(self) -> tuple[str, ...]:
         """The passes shown: the prefill and, if the model generates, a decode step."""
         return ("prefill", "decode") if self.kv_len else ("prefill",)

@@ -48,6 +48,11 @@ class LibraryKernel:
             *sizes,
         )
 
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether its experts have no gate."""
+        return float(np.min(self.shapes.get("gated", 1.0))) == 0
+
     def columns(self, chosen: Array) -> dict[str, Array]:
         """The columns of its family for the workloads of the mask `chosen`; columns that are not given have the values
         of a single run.

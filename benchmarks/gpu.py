@@ -72,6 +72,12 @@ _LARGER = {  # tiles of full size whose loops go round their stages more than on
     "flash_attention": [case("bf16", B=2, heads=4, kv_heads=2, dim=128, q=1000, kv=1300, ragged=90)],
     "decode_attention": [case("bf16", B=2, heads=8, kv_heads=2, dim=128, kv=5000, page=64, ragged=900)],
     "mla_decode": [case("bf16", B=2, heads=128, latent=512, rope=64, kv=3000, page=64)],
+    "gemm_w4a16": [case("bf16", M=300, N=4104, K=1152, group=128, dequantized=1)],
+    "gemm_w8a16": [case("bf16", M=300, N=4104, K=1152, dequantized=1)],
+    "gemm_mxfp4": [case("bf16", M=300, N=4104, K=1152, dequantized=1)],
+    "rope_cache": [case("bf16", B=600, heads=32, kv_heads=8, dim=128, kv=50, page=16, norm=norm) for norm in (0, 1)],
+    "argmax": [case("bf16", rows=64, vocab=128256)],
+    "sample": [case(dtype, rows=64, vocab=128256, k=50, percent=90) for dtype in ("bf16", "fp32")],
 }
 _TIMED = (  # one of each goal of docs/measuring.md first
     {"family": "gemm", "dtype": "bf16", "M": 8192, "N": 14336, "K": 4096},

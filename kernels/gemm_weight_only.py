@@ -79,18 +79,40 @@ def _concatenated(first, second):
 
 
 @triton.jit
-def _integers(words, zero, BITS: tl.constexpr, MIN_SUBNORMAL: tl.constexpr, UNIT: tl.constexpr, DTYPE: tl.constexpr):
-    """UNIT * (codes - zero)[n, 128], of codes whose bits are multiples of MIN_SUBNORMAL."""
+def _integers(
+    words, zero, PART: tl.constexpr, BITS: tl.constexpr, MIN_SUBNORMAL: tl.constexpr, UNIT: tl.constexpr,
+    DTYPE: tl.constexpr,
+):  # fmt: skip
+    """UNIT * (codes - zero)[n, 16 * BITS] of a half (int8) or quarter (int4) of a block, of codes whose bits are
+    multiples of MIN_SUBNORMAL.
+    """
     if BITS == 8:
-        low, high = words & 0x00FF00FF ^ 0x00800080, (words >> 8) & 0x00FF00FF ^ 0x00800080
-        codes = _concatenated(_halves(low, DTYPE), _halves(high, DTYPE)) * (UNIT / MIN_SUBNORMAL) - zero
+        codes = _halves(words >> 8 * PART & 0x00FF00FF ^ 0x00800080, DTYPE) * (UNIT / MIN_SUBNORMAL) - zero
     else:
-        upper = words >> 8
-        first = _halves(words & 0x000F000F, DTYPE) * (UNIT / MIN_SUBNORMAL) - zero
-        second = _halves(words & 0x00F000F0, DTYPE) * (UNIT / MIN_SUBNORMAL / 16) - zero
-        third = _halves(upper & 0x000F000F, DTYPE) * (UNIT / MIN_SUBNORMAL) - zero
-        fourth = _halves(upper & 0x00F000F0, DTYPE) * (UNIT / MIN_SUBNORMAL / 16) - zero
-        codes = _concatenated(_concatenated(first, second), _concatenated(third, fourth))
+        shifted = words >> 8 if PART >= 2 else words
+        if PART % 2 == 0:
+            codes = _halves(shifted & 0x000F000F, DTYPE) * (UNIT / MIN_SUBNORMAL) - zero
+        else:
+            codes = _halves(shifted & 0x00F000F0, DTYPE) * (UNIT / MIN_SUBNORMAL / 16) - zero
+    return codes
+
+
+@triton.jit
+def _integer_block(
+    words, zero, BITS: tl.constexpr, MIN_SUBNORMAL: tl.constexpr, UNIT: tl.constexpr, DTYPE: tl.constexpr
+):
+    """UNIT * (codes - zero)[n, 128] of a block."""
+    one, two = (
+        _integers(words, zero, 0, BITS, MIN_SUBNORMAL, UNIT, DTYPE),
+        _integers(words, zero, 1, BITS, MIN_SUBNORMAL, UNIT, DTYPE),
+    )
+    codes = _concatenated(one, two)
+    if BITS == 4:
+        three, four = (
+            _integers(words, zero, 2, BITS, MIN_SUBNORMAL, UNIT, DTYPE),
+            _integers(words, zero, 3, BITS, MIN_SUBNORMAL, UNIT, DTYPE),
+        )
+        codes = _concatenated(codes, _concatenated(three, four))
     return codes
 
 
@@ -161,9 +183,9 @@ def _weight_only(
                     tl.load(zero_ptr + block // BLOCKS * (n // 8) + column_index // 8) >> (column_index % 8 * 4) & 15
                 )
                 zero = (zeros.to(tl.float32) * UNIT).to(DTYPE)[:, None]
-                codes = _integers(words, zero, BITS, MIN_SUBNORMAL, UNIT, DTYPE)
+                codes = _integer_block(words, zero, BITS, MIN_SUBNORMAL, UNIT, DTYPE)
             else:
-                codes = _integers(words, 128 * UNIT, BITS, MIN_SUBNORMAL, UNIT, DTYPE)
+                codes = _integer_block(words, 128 * UNIT, BITS, MIN_SUBNORMAL, UNIT, DTYPE)
             accumulator += tl.dot(codes, tl.load(x_at)) * scale.to(tl.float32)[:, None]
             # The scale of the next block is prefetched, so that no load is waited for.
             scale = tl.load(scale_ptr + min(block + 1, last) // BLOCKS * n + column_index)
@@ -182,30 +204,36 @@ def _dequantize(
     MIN_SUBNORMAL: tl.constexpr, UNIT: tl.constexpr, BIAS: tl.constexpr, BACK: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Writes BLOCK_N rows of one block of k of the dequantized weights [n, k]."""
+    """Writes BLOCK_N rows of one block of k of the dequantized weights [n, k].
+
+    Successive k of a half (int8) or quarter of a block are of successive words, so each is stored as it lies among
+    threads. Programs that run together write whole rows.
+    """
     DTYPE: tl.constexpr = out_ptr.dtype.element_ty
     BITS: tl.constexpr = 8 if KIND == "int8" else 4
     WORDS: tl.constexpr = BLOCK_K * BITS // 32
-    block, columns = tl.program_id(1), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    block, columns = tl.program_id(0), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     column_index = columns % n
     w_at = w_ptr + (block.to(tl.int64) * n + column_index[:, None]) * WORDS + tl.arange(0, WORDS)[None, :]
     words = tl.load(w_at, eviction_policy="evict_first").to(tl.uint32, bitcast=True)
     if KIND == "mxfp4":
         FACTOR: tl.constexpr = BIAS / BACK
         e = tl.load(scale_ptr + block * n + column_index).to(tl.uint32, bitcast=True)
-        weights = _e2m1_block(words, e, FACTOR, DTYPE).to(tl.float32) * BACK
     else:
         scale = tl.load(scale_ptr + block // BLOCKS * n + column_index).to(tl.float32) / UNIT
-        # As in `_weight_only`, whose loop has 317 instructions in place of 312 if both call one function for this.
-        if KIND == "int4":
-            zeros = tl.load(zero_ptr + block // BLOCKS * (n // 8) + column_index // 8) >> (column_index % 8 * 4) & 15
-            zero = (zeros.to(tl.float32) * UNIT).to(DTYPE)[:, None]
-            codes = _integers(words, zero, BITS, MIN_SUBNORMAL, UNIT, DTYPE)
+    if KIND == "int4":
+        zeros = tl.load(zero_ptr + block // BLOCKS * (n // 8) + column_index // 8) >> (column_index % 8 * 4) & 15
+        zero = (zeros.to(tl.float32) * UNIT).to(DTYPE)[:, None]
+    out_at = out_ptr + columns.to(tl.int64)[:, None] * k + block * BLOCK_K + tl.arange(0, 2 * WORDS)[None, :]
+    for part in tl.static_range(16 // BITS):
+        if KIND == "mxfp4":
+            weights = _e2m1(words, e, part, FACTOR, DTYPE).to(tl.float32) * BACK
+        elif KIND == "int4":
+            weights = _integers(words, zero, part, BITS, MIN_SUBNORMAL, UNIT, DTYPE).to(tl.float32) * scale[:, None]
         else:
-            codes = _integers(words, 128 * UNIT, BITS, MIN_SUBNORMAL, UNIT, DTYPE)
-        weights = codes.to(tl.float32) * scale[:, None]
-    out_at = out_ptr + columns.to(tl.int64)[:, None] * k + block * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
-    tl.store(out_at, weights.to(DTYPE), (columns < n)[:, None])
+            codes = _integers(words, 128 * UNIT, part, BITS, MIN_SUBNORMAL, UNIT, DTYPE)
+            weights = codes.to(tl.float32) * scale[:, None]
+        tl.store(out_at + part * 2 * WORDS, weights.to(DTYPE), (columns < n)[:, None])
 
 
 @frozen(kw_only=True)
@@ -297,7 +325,7 @@ def plan(
         out = poisoned(n, k, dtype=x.dtype, device=x.device)
         dequantize = Launch(
             function=_dequantize,
-            grid=(cdiv(n, _DEQUANTIZED_ROWS), k // BLOCK_K),
+            grid=(k // BLOCK_K, cdiv(n, _DEQUANTIZED_ROWS)),
             arguments=weights | {"out_ptr": out, "BLOCK_N": _DEQUANTIZED_ROWS, "BLOCK_K": BLOCK_K},
         )
         product = gemm_plan(target, x, out, tile=tile)

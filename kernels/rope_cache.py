@@ -3,7 +3,7 @@
 What stands between the projection of queries, keys and values and `decode_attention`, in one launch: RMSNorm of each
 head where the model has it (Qwen3, arXiv:2505.09388, section 2), rotary embedding by halves of a head
 (arXiv:2104.09864; GPT-NeoX's pairs), and the writing of the cache (PagedAttention, arXiv:2309.06180, section 4.1). A
-program takes some heads of one kind of one token. Angles are those of `rope`.
+program takes some heads of one token. Angles are those of `rope`.
 """
 
 from __future__ import annotations
@@ -38,21 +38,9 @@ from .rope import _cos_sin
 from .rope import frequencies as frequencies_of
 
 _EPSILON = 1e-6
-_MAX_HEADS_PER_PROGRAM = 8  # of a program
+_FEW_HEADS, _MANY_HEADS = (8, 2), (64, 4)  # heads of a program and its warps, with few tokens and with many
+_MANY_PROGRAMS_PER_SM = 4
 _NORM_OPS = 4  # square, sum, scale, weight
-
-
-@triton.jit
-def _rotated(low, high, weight_ptr, frequency_ptr, position, columns, inside, half, epsilon, NORM: tl.constexpr):
-    """Both halves of heads, normalized where NORM says so, and rotated as the position asks."""
-    low, high = low.to(tl.float32), high.to(tl.float32)
-    if NORM:
-        scale = 1 / tl.sqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * half) + epsilon)
-        low *= scale[:, None] * tl.load(weight_ptr + columns, inside, 0.0).to(tl.float32)[None, :]
-        high *= scale[:, None] * tl.load(weight_ptr + half + columns, inside, 0.0).to(tl.float32)[None, :]
-    angle = (position.to(tl.int64) * tl.load(frequency_ptr + columns, inside, 0)) >> 32
-    cos, sin = _cos_sin(angle.to(tl.int32)[None, :])
-    return low * cos - high * sin, high * cos + low * sin
 
 
 @triton.jit
@@ -62,34 +50,50 @@ def _store_halves(pointers, low, high, mask, half):
 
 
 @triton.jit
+def _load_weights(q_weight_ptr, k_weight_ptr, is_query, columns, inside):
+    """The weights of the norms of each head."""
+    q_weights = tl.load(q_weight_ptr + columns, inside, 0.0).to(tl.float32)[None, :]
+    return tl.where(is_query, q_weights, tl.load(k_weight_ptr + columns, inside, 0.0).to(tl.float32)[None, :])
+
+
+@triton.jit
 def _rope_cache(
     qkv_ptr, q_weight_ptr, k_weight_ptr, frequency_ptr, table_ptr, length_ptr, q_ptr, k_ptr, v_ptr,
     heads, kv_heads, half, pages, epsilon,
     NORM: tl.constexpr, BLOCK_H: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    sequence, first = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK_H
-    columns = tl.arange(0, HALF)
-    inside = columns < half
-    head = first + tl.arange(0, BLOCK_H)
-    mask = (head < heads + 2 * kv_heads)[:, None] & inside[None, :]
-    offsets = head[:, None] * (2 * half) + columns[None, :]
+    """Stores BLOCK_H heads of queries, keys and values of a token, in halves, which share the angles."""
+    sequence, columns = tl.program_id(1).to(tl.int64), tl.arange(0, HALF)
+    head = (tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H))[:, None]
+    is_query, is_value, inside = head < heads, head >= heads + kv_heads, columns < half
+    mask = (head < heads + 2 * kv_heads) & inside[None, :]
+    offsets = head * (2 * half) + columns[None, :]
     qkv_at = qkv_ptr + sequence * (heads + 2 * kv_heads) * (2 * half) + offsets
-    low, high = tl.load(qkv_at, mask, 0.0), tl.load(qkv_at + half, mask, 0.0)
+    low, high = tl.load(qkv_at, mask, 0.0).to(tl.float32), tl.load(qkv_at + half, mask, 0.0).to(tl.float32)
     position = tl.load(length_ptr + sequence) - 1
     page = tl.load(table_ptr + sequence * pages + position // PAGE).to(tl.int64)
     slot = (page * PAGE + position % PAGE) * kv_heads * (2 * half)
-    if first < heads:
-        q_low, q_high = _rotated(low, high, q_weight_ptr, frequency_ptr, position, columns, inside, half, epsilon, NORM)
-        _store_halves(q_ptr + sequence * heads * (2 * half) + offsets, q_low, q_high, mask, half)
-    elif first < heads + kv_heads:
-        k_low, k_high = _rotated(low, high, k_weight_ptr, frequency_ptr, position, columns, inside, half, epsilon, NORM)
-        _store_halves(k_ptr + slot + offsets - heads * (2 * half), k_low, k_high, mask, half)
-    else:
-        _store_halves(v_ptr + slot + offsets - (heads + kv_heads) * (2 * half), low, high, mask, half)
+    a, b = low, high
+    if NORM:
+        scale = 1 / tl.sqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * half) + epsilon)
+        a *= scale[:, None] * _load_weights(q_weight_ptr, k_weight_ptr, is_query, columns, inside)
+        b *= scale[:, None] * _load_weights(q_weight_ptr + half, k_weight_ptr + half, is_query, columns, inside)
+    angle = (position.to(tl.int64) * tl.load(frequency_ptr + columns, inside, 0)) >> 32
+    cos, sin = _cos_sin(angle.to(tl.int32)[None, :])
+    low, high = tl.where(is_value, low, a * cos - b * sin), tl.where(is_value, high, b * cos + a * sin)
+    _store_halves(q_ptr + sequence * heads * (2 * half) + offsets, low, high, mask & is_query, half)
+    k_offsets = slot + offsets - heads * (2 * half)
+    _store_halves(k_ptr + k_offsets, low, high, mask & ~is_query & ~is_value, half)
+    _store_halves(v_ptr + k_offsets - kv_heads * (2 * half), low, high, mask & is_value, half)
+
+
+def _tiling(target: Target, sequences: int) -> tuple[int, int]:
+    """Heads of a program and its warps: many heads share angles where that leaves enough programs."""
+    return _MANY_HEADS if sequences >= _MANY_PROGRAMS_PER_SM * target.multiprocessors else _FEW_HEADS
 
 
 def plan(
-    target: Target,  # noqa: ARG001
+    target: Target,
     qkv: torch.Tensor,
     frequencies: torch.Tensor,
     k: torch.Tensor,
@@ -106,17 +110,17 @@ def plan(
     sequences, (_, page, kv_heads, dim) = qkv.shape[0], k.shape
     heads = qkv.shape[1] // dim - 2 * kv_heads
     q = poisoned(sequences, heads, dim, dtype=qkv.dtype, device=qkv.device)
-    block = next(b for b in (_MAX_HEADS_PER_PROGRAM, 4, 2, 1) if kv_heads % b == 0 and heads % b == 0)
+    block, num_warps = _tiling(target, sequences)
     launch = Launch(
         function=_rope_cache,
-        grid=((heads + 2 * kv_heads) // block, sequences),
+        grid=(cdiv(heads + 2 * kv_heads, block), sequences),
         arguments={
             "qkv_ptr": qkv, "q_weight_ptr": q_weight, "k_weight_ptr": k_weight, "frequency_ptr": frequencies,
             "table_ptr": table, "length_ptr": lengths, "q_ptr": q, "k_ptr": k, "v_ptr": v, "heads": heads,
             "kv_heads": kv_heads, "half": dim // 2, "pages": table.shape[1], "epsilon": _EPSILON,
             "NORM": q_weight is not None, "BLOCK_H": block, "HALF": pow2(dim // 2), "PAGE": page,
         },
-        num_warps=2,
+        num_warps=num_warps,
     )  # fmt: skip
     return LaunchPlan(launches=(launch,), outputs=(q, k, v))
 

@@ -7,10 +7,15 @@ What is left stays in the order of the vocabulary; the token is the first whose 
 
 There is no sort. Weights, 2^((logit - max) log2(e) / temperature), are whole numbers of 2^-40, so that sums do not
 depend on the order in which programs add, results repeat bit by bit, and thresholds are exact: logits as ordered
-integers, bisected. To bisect a whole vocabulary is to read it dozens of times, so three launches go before, of which
-the first reads logits from memory and the others from L2: maxima of parts of a row; counts and sums of the weights
-above a few levels; and the logits above the highest level that is sure to hold the threshold, one after the other. Up
-to 4096 of these the last launch has in registers; more it reads again and again.
+integers, their keys. Programs take parts of rows; the last one of a row goes on from what all have found:
+
+1. `_summarize` reads logits from memory; all others have them from L2. The k-th largest maximum of groups of 128 logits
+   is no more than the k-th largest logit, and there are few logits between the two. For top-p alone, sums of weights
+   above every other power of two tell between which of them the threshold is.
+2. `_narrow` gathers the logits from such a bound on, among which bisection finds the thresholds of top-k and top-p.
+   For top-p alone, it adds weights between two bounds up in bins, and leaves one bin, which the second launch gathers
+   if it has more than one key. Keys of bf16 seldom need that launch.
+3. `_draw` sums the weights that stay, and looks for the token in one part.
 """
 
 from __future__ import annotations
@@ -28,121 +33,48 @@ from ..precision import FP32, Format
 from ..workload import Workload
 from .base import Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 
-_BLOCK = 4096  # logits of a program
-_MERGED_ROWS = 4  # rows whose parts one warp puts together
+_BLOCK = 2048  # logits of a program
+_GROUP = 128  # logits that the largest is known of
+_BINS = 2048  # between two bounds
+_GATHERED = 4096  # logits that a row has room for
+_NUM_WARPS = 8
 _LOG2_E: tl.constexpr = tl.constexpr(log2(e))
 _ONE: tl.constexpr = tl.constexpr(2**40)  # the weight of the largest logit; 2^22 of them have a sum of 62 bits
+_RANGE: tl.constexpr = tl.constexpr(41 / log2(e))  # below the largest, at a temperature of 1, weights are 0
 _SHIFT = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}  # last bits of fp32 that are alike for all logits
-_LEVELS = 4
-_LEVEL_BITS: tl.constexpr = tl.constexpr(5)  # levels are weights of 2^-5, 2^-10, 2^-15, and all that are not 0
+_LEVELS: tl.constexpr = tl.constexpr(8)  # powers of 4 that weights are summed above
+_BOUND_STEPS: tl.constexpr = tl.constexpr(12)  # of a bisection that need not be exact
+_SLACK: tl.constexpr = tl.constexpr(2**-10)  # relative error that sums in fp32 may have, far from it
+_IN_REGISTERS: tl.constexpr = tl.constexpr(1024)  # gathered logits; more are read again and again
 
 
 @triton.jit
-def _best(x_ptr, value_ptr, index_ptr, n, BLOCK: tl.constexpr):
-    """The largest logit of a part of a row, and the first place where it is."""
+def _is_last(done_ptr, programs):
+    """Whether all other programs of a row have stored what they found; loads of it must bypass L1 (.cg)."""
+    tl.debug_barrier()
+    last = tl.atomic_add(done_ptr, 1, sem="acq_rel") == programs - 1
+    if last:
+        tl.store(done_ptr, 0)
+    return last
+
+
+@triton.jit
+def _best(
+    x_ptr, value_ptr, index_ptr, done_ptr, token_ptr, n, PARTS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr
+):
+    """The first place of the largest logit of a row."""
     row, part = tl.program_id(0), tl.program_id(1)
     columns = part * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row.to(tl.int64) * n + columns, columns < n, float("-inf")).to(tl.float32)
     value, index = tl.max(x, 0, return_indices=True)
-    offset = row * tl.num_programs(1) + part
-    tl.store(index_ptr + offset, part * BLOCK + index)
-    if value_ptr is not None:
-        tl.store(value_ptr + offset, value)
-
-
-@triton.jit
-def _best_of_parts(
-    value_ptr, index_ptr, token_ptr, m, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr
-):
-    rows, parts = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_S)
-    mask = (rows[:, None] < m) & (parts[None, :] < PARTS)
-    value = tl.load(value_ptr + rows[:, None] * PARTS + parts[None, :], mask, float("-inf"))
-    _, part = tl.max(value, 1, return_indices=True)
-    tl.store(token_ptr + rows, tl.load(index_ptr + rows * PARTS + part, rows < m), rows < m)
-
-
-@triton.jit
-def _weights(x, best, temperature):
-    """Whole numbers of 2^-40."""
-    return (tl.exp2((x - best) * (_LOG2_E / temperature)) * _ONE).to(tl.int64)
-
-
-@triton.jit
-def _level_bits(level, LEVELS: tl.constexpr):
-    """A level begins at a weight of 2^-bits; the last one has all but zeros."""
-    return tl.where(level < LEVELS - 1, (level + 1) * _LEVEL_BITS, 40)
-
-
-@triton.jit
-def _min_weight(level, LEVELS: tl.constexpr):
-    """The weight that a level begins at."""
-    return tl.full((), _ONE, tl.int64) >> _level_bits(level, LEVELS)
-
-
-@triton.jit
-def _load_part(x_ptr, best_ptr, temperature_ptr, n, PARTS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr):
-    """Columns, logits and weights of a program's part of a row."""
-    row, parts = tl.program_id(0), tl.arange(0, BLOCK_S)
-    best = tl.max(tl.load(best_ptr + row * PARTS + parts, parts < PARTS, float("-inf")), 0)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + row.to(tl.int64) * n + columns, columns < n, float("-inf")).to(tl.float32)
-    return columns, x, _weights(x, best, tl.load(temperature_ptr + row))
-
-
-@triton.jit
-def _levels(
-    x_ptr, best_ptr, temperature_ptr, count_ptr, sum_ptr, n,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr, LEVELS: tl.constexpr,
-):  # fmt: skip
-    """Counts the logits of a part of a row above each level and sums their weights."""
-    _, _, weights = _load_part(x_ptr, best_ptr, temperature_ptr, n, PARTS, BLOCK, BLOCK_S)
-    for level in tl.static_range(LEVELS):
-        above = weights >= _min_weight(level, LEVELS)
-        offset = (tl.program_id(0) * LEVELS + level) * PARTS + tl.program_id(1)
-        tl.store(count_ptr + offset, tl.sum(above.to(tl.int32), 0))
-        tl.store(sum_ptr + offset, tl.sum(tl.where(above, weights, 0), 0))
-
-
-@triton.jit
-def _fraction_of(fraction, total):
-    """The least whole number that is no less than `part` of `whole`, and from 1 to `whole`."""
-    return tl.minimum(tl.maximum(tl.ceil(fraction.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1), total)
-
-
-@triton.jit
-def _candidates(
-    count_ptr, sum_ptr, top_k_ptr, top_p_ptr, PARTS: tl.constexpr, BLOCK_S: tl.constexpr, LEVELS: tl.constexpr
-):
-    """The highest level above which all are that may stay, counts of parts above it, and the sum of all weights."""
-    row, parts = tl.program_id(0), tl.arange(0, BLOCK_S)
-    top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
-    offsets = (row * LEVELS + LEVELS - 1) * PARTS + parts
-    total = tl.sum(tl.load(sum_ptr + offsets, parts < PARTS, 0), 0)
-    level = LEVELS - 1
-    for i in tl.static_range(LEVELS - 1):
-        higher = LEVELS - 2 - i
-        offsets = (row * LEVELS + higher) * PARTS + parts
-        count = tl.sum(tl.load(count_ptr + offsets, parts < PARTS, 0), 0)
-        weight = tl.sum(tl.load(sum_ptr + offsets, parts < PARTS, 0), 0)
-        enough = tl.where(top_k > 0, count >= top_k, weight >= _fraction_of(top_p, total))
-        level = tl.where(enough, higher, level)
-    counts = tl.load(count_ptr + (row * LEVELS + level) * PARTS + parts, parts < PARTS, 0)
-    return level, counts, total
-
-
-@triton.jit
-def _gather(
-    x_ptr, best_ptr, temperature_ptr, top_k_ptr, top_p_ptr, count_ptr, sum_ptr, logit_ptr, index_ptr, n,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr, LEVELS: tl.constexpr,
-):  # fmt: skip
-    """Logits of a part of a row that may stay, and where they were, behind those of the parts before it."""
-    level, counts, _ = _candidates(count_ptr, sum_ptr, top_k_ptr, top_p_ptr, PARTS, BLOCK_S, LEVELS)
-    before = tl.sum(tl.where(tl.arange(0, BLOCK_S) < tl.program_id(1), counts, 0), 0)
-    columns, x, weights = _load_part(x_ptr, best_ptr, temperature_ptr, n, PARTS, BLOCK, BLOCK_S)
-    above = weights >= _min_weight(level, LEVELS)
-    offsets = tl.program_id(0).to(tl.int64) * n + before + tl.cumsum(above.to(tl.int32), 0) - 1
-    tl.store(logit_ptr + offsets, x, above)
-    tl.store(index_ptr + offsets, columns, above)
+    tl.store(value_ptr + row * PARTS + part, value)
+    tl.store(index_ptr + row * PARTS + part, part * BLOCK + index)
+    if _is_last(done_ptr + row, PARTS):
+        parts = tl.arange(0, BLOCK_S)
+        offsets = row * PARTS + parts
+        values = tl.load(value_ptr + offsets, parts < PARTS, float("-inf"), cache_modifier=".cg")
+        _, first = tl.max(values, 0, return_indices=True)
+        tl.store(token_ptr + row, tl.load(index_ptr + row * PARTS + first, cache_modifier=".cg"))
 
 
 @triton.jit
@@ -153,81 +85,244 @@ def _sortable_key(x, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def _load_candidates(logit_ptr, start, count, best, temperature, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """Ordered logits and weights from `start` on; those past the end are less than all, and weigh nothing."""
+def _weights(x, best, temperature):
+    """Whole numbers of 2^-40."""
+    return (tl.exp2((x - best) * (_LOG2_E / temperature)) * _ONE).to(tl.int64)
+
+
+@triton.jit
+def _fraction_of(fraction, total):
+    """The least whole number that is no less than `fraction` of `total`, and from 1 to `total`."""
+    return tl.minimum(tl.maximum(tl.ceil(fraction.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1), total)
+
+
+@triton.jit
+def _grid_level(best, scale):
+    """The even power of two at or below the weight of a logit, of all logits' common unit, halved."""
+    return tl.floor(best * scale * 0.5)
+
+
+@triton.jit
+def _summarize(
+    x_ptr, temperature_ptr, top_k_ptr, top_p_ptr, largest_ptr, sum_ptr, level_ptr, best_ptr, bound_ptr, target_ptr,
+    done_ptr, n,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr, GROUPS: tl.constexpr, SHIFT: tl.constexpr,
+):  # fmt: skip
+    """The largest of all groups and of a row, and bounds of the threshold: keys [low, high), of which low is a
+    threshold where there are no others.
+    """
+    row, part = tl.program_id(0), tl.program_id(1)
+    columns = part * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row.to(tl.int64) * n + columns, columns < n, float("-inf")).to(tl.float32)
+    temperature, top_k, top_p = tl.load(temperature_ptr + row), tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
+    scale = _LOG2_E / temperature
+    by_sums = (top_k <= 0) & (top_p < 1)
+    largest = tl.max(x.reshape(GROUPS, BLOCK // GROUPS), 1)
+    tl.store(largest_ptr + (row * PARTS + part) * GROUPS + tl.arange(0, GROUPS), largest)
+    if by_sums:
+        best = tl.max(largest, 0)
+        best = tl.where(best == float("-inf"), 0.0, best)
+        weights = tl.exp2((x - best) * scale)
+        tl.store(sum_ptr + row * PARTS + part, tl.sum((weights * _ONE).to(tl.int64), 0))
+        power, top = x * scale, _grid_level(best, scale)
+        for level in tl.static_range(_LEVELS):
+            above = tl.sum(tl.where(power >= (top - level) * 2, weights, 0.0), 0)
+            tl.store(level_ptr + (row * PARTS + part) * _LEVELS + level, above)
+    if _is_last(done_ptr + row, PARTS):
+        parts, groups = tl.arange(0, BLOCK_S), tl.arange(0, GROUPS)
+        offsets = (row * PARTS + parts[:, None]) * GROUPS + groups[None, :]
+        maxima = tl.load(largest_ptr + offsets, (parts < PARTS)[:, None], float("-inf"), cache_modifier=".cg")
+        part_best = tl.max(maxima, 1)
+        best = tl.max(part_best, 0)
+        low, high = best - _RANGE * temperature, best
+        if top_k > 0:
+            above = best
+            for _ in range(_BOUND_STEPS):
+                middle = (low + above) * 0.5
+                enough = tl.sum(tl.sum((maxima >= middle).to(tl.int32), 1), 0) >= top_k
+                low = tl.where(enough, middle, low)
+                above = tl.where(enough, above, middle)
+        if by_sums:
+            part_best = tl.where(part_best == float("-inf"), best, part_best)
+            factors = tl.exp2((part_best - best) * scale)
+            sums = tl.load(sum_ptr + row * PARTS + parts, parts < PARTS, 0, cache_modifier=".cg")
+            total = tl.sum(sums.to(tl.float64) * factors.to(tl.float64), 0).to(tl.int64)
+            target = _fraction_of(top_p, total)
+            tl.store(target_ptr + row, target)
+            target_weight = target.to(tl.float32) / _ONE
+            top = _grid_level(best, scale)
+            lower = tl.minimum(top - _grid_level(part_best, scale), _LEVELS).to(tl.int32)
+            for level in tl.static_range(_LEVELS):
+                has_level = (parts < PARTS) & (level >= lower)
+                at = level_ptr + (row * PARTS + parts) * _LEVELS + level - lower
+                above = tl.sum(tl.load(at, has_level, 0.0, cache_modifier=".cg") * factors, 0)
+                x_level = (top - level) * 2 / scale
+                margin = tl.abs(x_level) * 2.0**-20
+                high = tl.where(above * (1 + _SLACK) < target_weight, x_level + margin, high)
+                low = tl.where(above * (1 - _SLACK) >= target_weight, tl.maximum(low, x_level - margin), low)
+        low_key = _sortable_key(low, SHIFT).to(tl.int64)
+        high_key = _sortable_key(tl.minimum(high, best), SHIFT).to(tl.int64) + 1
+        high_key = tl.where((top_k > 0) | (top_p < 1), tl.maximum(high_key, low_key + 1), low_key)
+        tl.store(best_ptr + row, best)
+        tl.store(bound_ptr + 2 * row, low_key)
+        tl.store(bound_ptr + 2 * row + 1, high_key)
+
+
+@triton.jit
+def _load_candidates(logit_ptr, start, count, high, best, temperature, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """Keys and weights from `start` on; those past the end are less than all, and weigh nothing, as do those from the
+    key `high` on.
+    """
     offsets = start + tl.arange(0, BLOCK)
-    x = tl.load(logit_ptr + offsets, offsets < count, float("-inf"))
-    return _sortable_key(x, SHIFT), _weights(x, best, temperature)
+    x = tl.load(logit_ptr + offsets, offsets < count, float("-inf"), cache_modifier=".cg").to(tl.float32)
+    keys = _sortable_key(x, SHIFT)
+    return keys, tl.where(keys < high, _weights(x, best, temperature), 0)
 
 
 @triton.jit
 def _amount_above(
-    threshold, keys, weights, logit_ptr, count, best, temperature, COUNTS: tl.constexpr, SHIFT: tl.constexpr,
+    threshold, keys, weights, logit_ptr, count, high, best, temperature, COUNTS: tl.constexpr, SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The number of candidates at or above a threshold, or the sum of their weights. Registers hold the first BLOCK."""
     result = tl.sum(tl.where(keys >= threshold, 1 if COUNTS else weights, 0).to(tl.int64), 0)
     for start in range(BLOCK, count, BLOCK):
-        other_keys, other_weights = _load_candidates(logit_ptr, start, count, best, temperature, SHIFT, BLOCK)
+        other_keys, other_weights = _load_candidates(logit_ptr, start, count, high, best, temperature, SHIFT, BLOCK)
         result += tl.sum(tl.where(other_keys >= threshold, 1 if COUNTS else other_weights, 0).to(tl.int64), 0)
     return result
 
 
 @triton.jit
 def _largest_threshold(
-    target, low, high, keys, weights, logit_ptr, count, best, temperature, COUNTS: tl.constexpr, SHIFT: tl.constexpr,
-    BLOCK: tl.constexpr,
+    target, low, high, keys, weights, logit_ptr, count, last, best, temperature, COUNTS: tl.constexpr,
+    SHIFT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The largest threshold in [low, high) above which the count or sum is at least `target`, by bisection."""
     while high - low > 1:
         middle = (low + high) >> 1
-        above = _amount_above(middle, keys, weights, logit_ptr, count, best, temperature, COUNTS, SHIFT, BLOCK)
+        above = _amount_above(middle, keys, weights, logit_ptr, count, last, best, temperature, COUNTS, SHIFT, BLOCK)
         low = tl.where(above >= target, middle, low)
         high = tl.where(above >= target, high, middle)
     return low
 
 
 @triton.jit
-def _draw(
-    logit_ptr, index_ptr, best_ptr, temperature_ptr, top_k_ptr, top_p_ptr, uniform_ptr, count_ptr, sum_ptr, token_ptr,
-    n,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr, LEVELS: tl.constexpr, SHIFT: tl.constexpr,
-):  # fmt: skip
-    row, parts = tl.program_id(0), tl.arange(0, BLOCK_S)
-    best = tl.max(tl.load(best_ptr + row * PARTS + parts, parts < PARTS, float("-inf")), 0)
-    temperature, top_k, top_p = tl.load(temperature_ptr + row), tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
-    level, counts, total = _candidates(count_ptr, sum_ptr, top_k_ptr, top_p_ptr, PARTS, BLOCK_S, LEVELS)
-    count = tl.sum(counts, 0)
-    logit_ptr += row.to(tl.int64) * n
-    keys, weights = _load_candidates(logit_ptr, 0, count, best, temperature, SHIFT, BLOCK)
-
-    # Half a weight below the level, where rounding does not reach. Keys in 64 bits, whose differences do not overflow.
-    low = _sortable_key(best - (_level_bits(level, LEVELS) + 1) * temperature / _LOG2_E, SHIFT).to(tl.int64)
-    high = _sortable_key(best, SHIFT).to(tl.int64) + 1
-    threshold, kept_weight = low, total
+def _threshold(
+    logit_ptr, count, low, high, top_k, top_p, target, best, temperature, SHIFT: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The key from which on logits stay, in [low, high)."""
+    keys, weights = _load_candidates(logit_ptr, 0, count, high, best, temperature, SHIFT, BLOCK)
+    threshold = low
     if top_k > 0:
-        target = tl.minimum(top_k, count)
         threshold = _largest_threshold(
-            target, low, high, keys, weights, logit_ptr, count, best, temperature, True, SHIFT, BLOCK
+            top_k, low, high, keys, weights, logit_ptr, count, high, best, temperature, True, SHIFT, BLOCK
         )
-        kept_weight = _amount_above(threshold, keys, weights, logit_ptr, count, best, temperature, False, SHIFT, BLOCK)
+        if top_p < 1:
+            kept_weight = _amount_above(
+                threshold, keys, weights, logit_ptr, count, high, best, temperature, False, SHIFT, BLOCK
+            )
+            target = _fraction_of(top_p, kept_weight)
     if top_p < 1:
-        target = _fraction_of(top_p, kept_weight)
         threshold = _largest_threshold(
-            target, threshold, high, keys, weights, logit_ptr, count, best, temperature, False, SHIFT, BLOCK
+            target, threshold, high, keys, weights, logit_ptr, count, high, best, temperature, False, SHIFT, BLOCK
         )
-        kept_weight = _amount_above(threshold, keys, weights, logit_ptr, count, best, temperature, False, SHIFT, BLOCK)
+    return threshold
 
-    uniform = tl.load(uniform_ptr + row).to(tl.float64)
-    draw = tl.minimum((uniform * kept_weight.to(tl.float64)).to(tl.int64), kept_weight - 1)
-    before, place = tl.zeros((), tl.int64), count
-    for start in range(0, count, BLOCK):
-        keys, weights = _load_candidates(logit_ptr, start, count, best, temperature, SHIFT, BLOCK)
-        weights = tl.where(keys >= threshold, weights, 0)
+
+@triton.jit
+def _narrow(
+    x_ptr, temperature_ptr, top_k_ptr, top_p_ptr, largest_ptr, best_ptr, bound_ptr, target_ptr, bin_ptr, above_ptr,
+    logit_ptr, count_ptr, done_ptr, n,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr, SHIFT: tl.constexpr, BINS: tl.constexpr,
+    GATHERED: tl.constexpr, GATHERS: tl.constexpr,
+):  # fmt: skip
+    """Narrows the bounds of a row's threshold: to one key where logits are gathered, else to one bin."""
+    row, part = tl.program_id(0), tl.program_id(1)
+    low, high = tl.load(bound_ptr + 2 * row), tl.load(bound_ptr + 2 * row + 1)
+    if high - low > 1:
+        temperature, top_k, top_p = tl.load(temperature_ptr + row), tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
+        best = tl.load(best_ptr + row)
+        gathers = (top_k > 0) | GATHERS
+        shift = 0
+        while (high - 1 - low) >> shift >= BINS:
+            shift += 1
+        largest = tl.max(tl.load(largest_ptr + (row * PARTS + part) * GROUPS + tl.arange(0, GROUPS)), 0)
+        if _sortable_key(largest, SHIFT) >= low:
+            columns = part * BLOCK + tl.arange(0, BLOCK)
+            x = tl.load(x_ptr + row.to(tl.int64) * n + columns, columns < n, float("-inf")).to(tl.float32)
+            keys = _sortable_key(x, SHIFT)
+            inside = (keys >= low) & (keys < high)
+            if gathers:
+                number = inside.to(tl.int32)
+                places = tl.atomic_add(count_ptr + row, tl.sum(number, 0), sem="relaxed") + tl.cumsum(number, 0) - 1
+                tl.store(logit_ptr + row.to(tl.int64) * GATHERED + places, x, inside & (places < GATHERED))
+            else:
+                weights = _weights(x, best, temperature)
+                tl.atomic_add(above_ptr + row, tl.sum(tl.where(keys >= high, weights, 0), 0), sem="relaxed")
+                bins = ((keys - low) >> shift).to(tl.int32)
+                tl.atomic_add(bin_ptr + row.to(tl.int64) * BINS + bins, weights, inside, sem="relaxed")
+        if _is_last(done_ptr + row, PARTS):
+            target = tl.load(target_ptr + row)
+            if gathers:
+                count = tl.load(count_ptr + row, cache_modifier=".cg")
+                tl.store(count_ptr + row, 0)
+                logit_ptr += row.to(tl.int64) * GATHERED
+                x_ptr += row.to(tl.int64) * n
+                if count <= GATHERED:
+                    low = _threshold(
+                        logit_ptr, count, low, high, top_k, top_p, target, best, temperature, SHIFT, _IN_REGISTERS
+                    )
+                else:
+                    low = _threshold(x_ptr, n, low, high, top_k, top_p, target, best, temperature, SHIFT, _IN_REGISTERS)
+                high = low
+            else:
+                bins = tl.arange(0, BINS)
+                bin_at = bin_ptr + row.to(tl.int64) * BINS + bins
+                sums = tl.load(bin_at, cache_modifier=".cg")
+                running = tl.load(above_ptr + row, cache_modifier=".cg") + tl.sum(sums, 0) - tl.cumsum(sums, 0)
+                tl.store(bin_at, tl.zeros_like(sums))
+                tl.store(above_ptr + row, tl.zeros((), tl.int64))
+                chosen = tl.max(tl.where(running + sums >= target, bins, 0), 0)
+                tl.store(target_ptr + row, target - tl.sum(tl.where(bins == chosen, running, 0), 0))
+                low += chosen.to(tl.int64) << shift
+                high = tl.minimum(low + (tl.full((), 1, tl.int64) << shift), high)
+            tl.store(bound_ptr + 2 * row, low)
+            tl.store(bound_ptr + 2 * row + 1, high)
+
+
+@triton.jit
+def _load_weights(x_ptr, row, part, n, threshold, best, temperature, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """Columns of a part of a row, and their weights, of what stays."""
+    columns = part * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row.to(tl.int64) * n + columns, columns < n, float("-inf")).to(tl.float32)
+    return columns, tl.where(_sortable_key(x, SHIFT) >= threshold, _weights(x, best, temperature), 0)
+
+
+@triton.jit
+def _draw(
+    x_ptr, temperature_ptr, uniform_ptr, largest_ptr, best_ptr, bound_ptr, sum_ptr, done_ptr, token_ptr, n,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr, GROUPS: tl.constexpr, SHIFT: tl.constexpr,
+):  # fmt: skip
+    """The first token of a row whose running sum exceeds u times the sum of what stays."""
+    row, part = tl.program_id(0), tl.program_id(1)
+    threshold, best, temperature = tl.load(bound_ptr + 2 * row), tl.load(best_ptr + row), tl.load(temperature_ptr + row)
+    largest = tl.max(tl.load(largest_ptr + (row * PARTS + part) * GROUPS + tl.arange(0, GROUPS)), 0)
+    total = tl.zeros((), tl.int64)
+    if _sortable_key(largest, SHIFT) >= threshold:
+        _, weights = _load_weights(x_ptr, row, part, n, threshold, best, temperature, SHIFT, BLOCK)
+        total = tl.sum(weights, 0)
+    tl.store(sum_ptr + row * PARTS + part, total)
+    if _is_last(done_ptr + row, PARTS):
+        parts = tl.arange(0, BLOCK_S)
+        sums = tl.load(sum_ptr + row * PARTS + parts, parts < PARTS, 0, cache_modifier=".cg")
+        kept_weight, running = tl.sum(sums, 0), tl.cumsum(sums, 0)
+        uniform = tl.load(uniform_ptr + row).to(tl.float64)
+        draw = tl.minimum((uniform * kept_weight.to(tl.float64)).to(tl.int64), kept_weight - 1)
+        chosen = tl.min(tl.where(running > draw, parts, PARTS - 1), 0)
+        before = tl.sum(tl.where(parts < chosen, sums, 0), 0)
+        columns, weights = _load_weights(x_ptr, row, chosen, n, threshold, best, temperature, SHIFT, BLOCK)
         passed = before + tl.cumsum(weights, 0) > draw
-        place = tl.minimum(place, tl.min(tl.where(passed, start + tl.arange(0, BLOCK), count), 0))
-        before += tl.sum(weights, 0)
-    tl.store(token_ptr + row, tl.load(index_ptr + row.to(tl.int64) * n + place))
+        tl.store(token_ptr + row, tl.min(tl.where(passed, columns, n - 1), 0))
 
 
 def _block_size(n: int) -> int:
@@ -237,24 +332,17 @@ def _block_size(n: int) -> int:
 def plan_argmax(target: Target, logits: torch.Tensor) -> LaunchPlan:  # noqa: ARG001
     """logits[rows, vocab] to the first of the largest of each row: tokens[rows]."""
     rows, n = logits.shape
-    parts = cdiv(n, _BLOCK)
-    tokens = poisoned(rows, dtype=torch.int32, device=logits.device)
-    if parts == 1:
-        return LaunchPlan(launches=(_best_launch(logits, None, tokens),), outputs=(tokens,))
-    value = poisoned(rows, parts, dtype=torch.float32, device=logits.device)
-    index = poisoned(rows, parts, dtype=torch.int32, device=logits.device)
+    block, device = _block_size(n), logits.device
+    parts = cdiv(n, block)
+    tokens = poisoned(rows, dtype=torch.int32, device=device)
     arguments = {
-        "value_ptr": value, "index_ptr": index, "token_ptr": tokens, "m": rows,
-        "PARTS": parts, "BLOCK_M": _MERGED_ROWS, "BLOCK_S": pow2(parts),
+        "x_ptr": logits, "value_ptr": poisoned(rows, parts, dtype=torch.float32, device=device),
+        "index_ptr": poisoned(rows, parts, dtype=torch.int32, device=device),
+        "done_ptr": torch.zeros(rows, dtype=torch.int32, device=device), "token_ptr": tokens, "n": n,
+        "PARTS": parts, "BLOCK": block, "BLOCK_S": pow2(parts),
     }  # fmt: skip
-    merge = Launch(function=_best_of_parts, grid=(cdiv(rows, _MERGED_ROWS),), arguments=arguments, num_warps=1)
-    return LaunchPlan(launches=(_best_launch(logits, value, index), merge), outputs=(tokens,))
-
-
-def _best_launch(logits: torch.Tensor, value: torch.Tensor | None, index: torch.Tensor) -> Launch:
-    rows, n = logits.shape
-    arguments = {"x_ptr": logits, "value_ptr": value, "index_ptr": index, "n": n, "BLOCK": _block_size(n)}
-    return Launch(function=_best, grid=(rows, cdiv(n, _BLOCK)), arguments=arguments, num_warps=8)
+    launch = Launch(function=_best, grid=(rows, parts), arguments=arguments, num_warps=_NUM_WARPS)
+    return LaunchPlan(launches=(launch,), outputs=(tokens,))
 
 
 def plan_sample(
@@ -269,23 +357,39 @@ def plan_sample(
     number from 0 up to, but not including, 1.
     """
     rows, n = logits.shape
-    parts, device = cdiv(n, _BLOCK), logits.device
-    value = poisoned(rows, parts, dtype=torch.float32, device=device)
-    first = poisoned(rows, parts, dtype=torch.int32, device=device)
-    count = poisoned(rows, _LEVELS, parts, dtype=torch.int32, device=device)
-    sums = poisoned(rows, _LEVELS, parts, dtype=torch.int64, device=device)
-    logit = poisoned(rows, n, dtype=torch.float32, device=device)
-    index = poisoned(rows, n, dtype=torch.int32, device=device)
-    tokens = poisoned(rows, dtype=torch.int32, device=device)
-    sizes = {"n": n, "PARTS": parts, "BLOCK": _block_size(n), "BLOCK_S": pow2(parts), "LEVELS": _LEVELS}
-    shared = sizes | {"best_ptr": value, "temperature_ptr": temperature, "count_ptr": count, "sum_ptr": sums}
-    candidate_arguments = shared | {"top_k_ptr": top_k, "top_p_ptr": top_p, "logit_ptr": logit, "index_ptr": index}
-    draw_arguments = candidate_arguments | {"uniform_ptr": uniform, "token_ptr": tokens, "SHIFT": _SHIFT[logits.dtype]}
-    launches = (
-        _best_launch(logits, value, first),
-        Launch(function=_levels, grid=(rows, parts), arguments=shared | {"x_ptr": logits}, num_warps=8),
-        Launch(function=_gather, grid=(rows, parts), arguments=candidate_arguments | {"x_ptr": logits}, num_warps=8),
-        Launch(function=_draw, grid=(rows,), arguments=draw_arguments, num_warps=16),  # 8 weights of 64 bits a thread
+    block, device = _block_size(n), logits.device
+    parts, groups = cdiv(n, block), max(block // _GROUP, 1)
+
+    def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+        return poisoned(rows, *shape, dtype=dtype, device=device)
+
+    def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(rows, *shape, dtype=dtype, device=device)
+
+    tokens, sums = empty(dtype=torch.int32), empty(parts, dtype=torch.int64)
+    shared = {
+        "x_ptr": logits, "temperature_ptr": temperature, "largest_ptr": empty(parts, groups, dtype=torch.float32),
+        "best_ptr": empty(dtype=torch.float32), "bound_ptr": empty(2, dtype=torch.int64),
+        "done_ptr": zeros(dtype=torch.int32), "n": n, "PARTS": parts, "BLOCK": block, "GROUPS": groups,
+        "SHIFT": _SHIFT[logits.dtype],
+    }  # fmt: skip
+    limits = {"top_k_ptr": top_k, "top_p_ptr": top_p, "target_ptr": empty(dtype=torch.int64)}
+    levels = {"sum_ptr": sums, "level_ptr": empty(parts, _LEVELS.value, dtype=torch.float32), "BLOCK_S": pow2(parts)}
+    bins = {
+        "bin_ptr": zeros(_BINS, dtype=torch.int64), "above_ptr": zeros(dtype=torch.int64), "BINS": _BINS,
+        "logit_ptr": empty(_GATHERED, dtype=torch.float32), "count_ptr": zeros(dtype=torch.int32),
+        "GATHERED": _GATHERED,
+    }  # fmt: skip
+    drawn = {"uniform_ptr": uniform, "sum_ptr": sums, "token_ptr": tokens, "BLOCK_S": pow2(parts)}
+    functions = (
+        (_summarize, limits | levels),
+        (_narrow, limits | bins | {"GATHERS": False}),
+        (_narrow, limits | bins | {"GATHERS": True}),
+        (_draw, drawn),
+    )
+    launches = tuple(
+        Launch(function=function, grid=(rows, parts), arguments=shared | arguments, num_warps=_NUM_WARPS)
+        for function, arguments in functions
     )
     return LaunchPlan(launches=launches, outputs=(tokens,))
 

@@ -150,7 +150,7 @@ def test_layer_has_the_minimal_number_of_launches():
         return [launch.function.fn.__name__ for launch in step.plan.launches]
 
     mixer = ["_norm", "_tiled", "_rope_cache", "_decode", "_tiled", "_norm"]
-    end = ["_norm", "_tiled", "_best", "_best_of_parts"]
+    end = ["_norm", "_tiled", "_best"]
     dense = ["_tiled", "_activate", "_tiled"]
     assert functions("llama-3.1-8b", 64) == ["_embedding", *mixer, *dense, *end]
     experts = ["_tiled", "_route", "_place", "_grouped", "_grouped", "_combine"]

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .serving.saturation import Saturation, max_throughput
     from .serving.service_plan import ServicePlan
     from .serving.simulation import simulate
+    from .serving.simulation_sweep import SimulationSweep, simulation_sweep
     from .setting import Setting
     from .sweeping.grid import Sweep, sweep
     from .sweeping.search import ArchitectureSearch, search
@@ -96,6 +97,8 @@ _HOME = {
     "concurrency_sweep": "serving.load_curve",
     "Simulation": "serving.outcome",
     "simulate": "serving.simulation",
+    "SimulationSweep": "serving.simulation_sweep",
+    "simulation_sweep": "serving.simulation_sweep",
     "Evaluation": "variants.evaluation",
     "Objective": "variants.evaluation",
     "Change": "variants.variant",
@@ -126,6 +129,7 @@ __all__ = [
     "ServicePlan",
     "Setting",
     "Simulation",
+    "SimulationSweep",
     "Splits",
     "Sweep",
     "Timeline",
@@ -151,6 +155,7 @@ __all__ = [
     "plan",
     "search",
     "simulate",
+    "simulation_sweep",
     "split",
     "sweep",
     "timeline",

@@ -29,7 +29,6 @@ _TASK_NAMES: Final = {
     "latency_s": "E2E latency", "serving_s": "without waits", "calls": "requests", "prompt": "input tokens",
     "cached": "cached input tokens",
 }  # fmt: skip
-_UNITS: Final = {"": "req", "session": "sessions", "task": "tasks"}  # by kind of calls
 _STATISTICS: Final = {"mean": "mean of all", "p50": "median of all"}
 _SUMMARY: Final = ("mean", *(f"p{q}" for q in PERCENTILES), "max")
 _NOTABLE_FIRST_ROUND: Final = 1.5  # ratio of mean TTFTs from which the first round is reported
@@ -143,11 +142,8 @@ def lengths(traffic: Traffic) -> str:
 def headline(result: Simulation) -> str:
     """The request in one line."""
     traffic = result.traffic
-    rate = (
-        f"at {digits(traffic.task_rate)} {_UNITS[_kind(traffic)]}/s"
-        if traffic.task_rate < np.inf
-        else "all at the start"
-    )
+    begins = "that begin at {} per second" if _kind(traffic) else "at {} req/s"
+    rate = begins.format(digits(traffic.task_rate)) if traffic.task_rate < np.inf else "all at the start"
     rate = f"at concurrency {traffic.in_flight}" if traffic.in_flight else rate
     order = "" if result.reads else f", {result.policy}"
     order = f", {result.setting.engine.title}{order}" if result.setting.engine else order
@@ -322,7 +318,7 @@ def _quantities(run: Simulation) -> Iterator[tuple[str, tuple[Item, Item]]]:
     max_rate = closed.max_rate * run.replicas if closed else None
     yield "max request throughput (req/s)", (DASH, _optional_number(max_rate))
     if kind := _kind(run.traffic):
-        yield f"{_UNITS[kind]} per second", (number_item(run.tasks_per_s), DASH)
+        yield f"{kind}s per second", (number_item(run.tasks_per_s), DASH)
         yield f"USD per {kind}", (number_item(run.usd_per_task), DASH)
     yield "output token throughput (tok/s)", (number_item(run.tokens_per_s), DASH)
     yield "tokens/J at TDP", (number_item(run.tokens_per_joule), DASH)

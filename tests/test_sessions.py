@@ -230,6 +230,7 @@ def test_think_times_have_their_means(text, mean):
         ({"think_time": "nan"}, "got 'nan'"),
         ({"think_time": "exponential:"}, "got 'exponential:'"),
         ({"session_turns": "0"}, "session_turns: must be a number of turns"),
+        ({"session_turns": "arxiv"}, "session_turns: must be a number of turns, uniform:LEAST-MOST or lognormal:"),
         ({"session_turns": "many"}, "got 'many'"),
         (
             {"session_turns": None, "think_time": "3"},
@@ -281,7 +282,7 @@ def test_report_and_document_have_sessions(capsys):
     asked += ["--requests", "60", "--system-prompt", "500"]
     assert main(asked) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "60 requests of 20 sessions at 5 sessions/s" in text
+    assert "60 requests of 20 sessions that begin at 5 per second" in text
     for each in ("Sessions, expected per session", "sessions per second", "USD per session"):
         assert each in text
     assert main([*asked, "--format", "json"]) == 0

@@ -24,10 +24,11 @@ from pyarrow import parquet
 import llmviewer
 from llmviewer.cli import main
 from llmviewer.errors import InputError
-from llmviewer.sweeping import shards
+from llmviewer.sweeping import shard_files, shards
 from llmviewer.sweeping.axes import NUMBERS
-from llmviewer.sweeping.design import DESIGN, SETTINGS, Design, digest, matching_names
-from llmviewer.sweeping.shards import begin_sweep, is_finished, run, schema, shard_path, write_shard
+from llmviewer.sweeping.design import SETTINGS, Design, digest, matching_names
+from llmviewer.sweeping.shard_files import DESIGN, begin_sweep, is_finished, shard_path
+from llmviewer.sweeping.shards import run, schema, write_shard
 from llmviewer.sweeping.summary import summarize
 
 from .cases import first_fast
@@ -286,7 +287,7 @@ def test_second_writer_of_a_finished_shard_succeeds(whole, tmp_path, monkeypatch
         raise InputError(f"{path}: cannot be written: No such file or directory")
 
     begin_sweep(tmp_path, design())
-    monkeypatch.setattr(shards, "write", cleaned_away)
+    monkeypatch.setattr(shard_files, "write", cleaned_away)
     assert write_shard(whole, 3, design().key) == 3
     with pytest.raises(InputError, match=r"part-00003.parquet: cannot be written"):
         write_shard(tmp_path, 3, design().key)
@@ -454,8 +455,8 @@ def test_a_dask_cluster_that_loses_a_worker_finishes_the_sweep(tmp_path):
 
 def test_a_dask_cluster_without_workers_is_not_waited_for(tmp_path, monkeypatch):
     pytest.importorskip("distributed")
-    monkeypatch.setattr(shards, "_MAX_WAIT_FOR_WORKERS_S", 1)
-    monkeypatch.setattr(shards, "_SCHEDULER_TIMEOUT_S", 120)  # it starts meanwhile, on a machine that runs other tests
+    monkeypatch.setattr(shard_files, "_MAX_WAIT_FOR_WORKERS_S", 1)
+    monkeypatch.setattr(shard_files, "_SCHEDULER_TIMEOUT_S", 120)  # it starts meanwhile, on a machine that runs other tests
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
@@ -470,7 +471,7 @@ def test_a_dask_cluster_without_workers_is_not_waited_for(tmp_path, monkeypatch)
 
 def test_a_dask_scheduler_that_is_not_there_is_one_line(tmp_path, monkeypatch):
     pytest.importorskip("distributed")
-    monkeypatch.setattr(shards, "_SCHEDULER_TIMEOUT_S", 1)
+    monkeypatch.setattr(shard_files, "_SCHEDULER_TIMEOUT_S", 1)
     with pytest.raises(InputError, match=r"^--dask tcp://127.0.0.1:9: no scheduler there: "):
         run(tmp_path, design(), dask="tcp://127.0.0.1:9")
 

@@ -150,7 +150,7 @@ def test_report_and_document_have_tasks(task_file, capsys):
     asked = ["simulate", MODEL, DEVICE, "--rate", "2", "--tasks", str(task_file(RESEARCH)), "--requests", "100"]
     assert main([*asked, "--bound"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    for each in ("tasks at 2 tasks/s", "Tasks at the bound per task", "tasks per second", "USD per task"):
+    for each in ("tasks that begin at 2 per second", "Tasks at the bound per task", "tasks per second", "USD per task"):
         assert each in text
     assert main([*asked, "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -169,6 +169,12 @@ def test_the_file_in_the_documentation_is_read(task_file):
     assert [call.name for call in task.calls] == ["plan", "search", "check", "loop", "answer"]
     assert (task.name, task.system_tokens) == ("research", 1500)
     assert [call.after for call in task.calls] == [(), ("plan",), ("search",), ("search", "check"), ("loop",)]
+
+
+def test_a_data_set_gives_outputs_of_its_own_lengths(task_file):
+    calls = drawn(task_file("calls: {a: {prompt: sharegpt4, gen: sharegpt4}}"), requests=4000)
+    assert np.median(calls.prompt) == pytest.approx(1730, rel=0.1)
+    assert np.median(calls.gen) == pytest.approx(415, rel=0.1)
 
 
 def test_more_tasks_at_once_take_longer_each_and_finish_more(task_file):

@@ -230,6 +230,34 @@ def report_options(command: _F) -> _F:
     )
 
 
+def shard_options(command: _F) -> _F:
+    """Adds the options of commands that write shards."""
+    return add_options(
+        command,
+        click.option("--workers", type=WholeNumber(1), help="Processes that write shards."),
+        click.option("--shard", metavar="I/N", help="Write only every N-th shard, from the I-th on."),
+        click.option(
+            "--dask",
+            metavar="ADDRESS",
+            callback=nonempty,
+            help="Write shards on a Dask cluster, such as tcp://HOST:8786.",
+        ),
+    )
+
+
+def notice(line: str) -> None:
+    """Prints a line on standard error."""
+    click.echo(line, err=True)
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Parses "3/40" as (3, 40)."""
+    i, _, n = text.partition("/")
+    if not (i.isdecimal() and n.isdecimal() and 1 <= int(i) <= int(n)):
+        raise InputError(f"--shard must be I/N with I from 1 to N, such as 3/40; got {text!r}")
+    return int(i), int(n)
+
+
 def output(*, subject: str) -> Callable[[_F], _F]:
     """The option --output for a single file."""
     return click.option("-o", "--output", type=PATH, metavar="FILE", help=f"Write {subject} to a file.")

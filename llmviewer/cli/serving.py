@@ -168,18 +168,52 @@ def _in_flight(_: click.Context, parameter: click.Parameter, value: str | None) 
 @click.option("--kv-link", metavar="scale-out|scale-up", help="As in analyze. Default: scale-out.")
 @shared.latency_target("--ttft", "Target: maximum time to first token.", default=inf)
 @shared.latency_target("--tpot", "Target: maximum time per output token.", default=inf)
+@click.option(
+    "--over",
+    metavar="AXIS=VALUES",
+    multiple=True,
+    help="Simulate every value of an axis, with several seeds: rate=5,10,20, replicas=1..8*2, concurrency=..., "
+    "'policy=chunked:512;fcfs,order=sjf', router=..., prompt=..., gen=..., quant=..., tp=1,2,4, 'layout=tp=8,tp=4 "
+    "pp=2' or a what-if on the device, memory.bandwidth=1x,2x. May be repeated: all combinations. MODEL and HARDWARE "
+    "may be lists or patterns; -o DIR/ keeps finished simulations, and the same command resumes.",
+)
+@click.option(
+    "--seeds",
+    type=shared.WholeNumber(1),
+    metavar="N",
+    help="Simulations of each combination, from --seed on: means with 95 % confidence intervals. Default: 5 with "
+    "--over, 1 with --arrivals.",
+)
+@shared.shard_options
 @inputs.declared_options(ServedOptions)
 @shared.depreciation
 @shared.report_options
-def simulate(*, options: ServedOptions, form: str | None, output: Path | None, **question: Any) -> None:
+def simulate(
+    *,
+    options: ServedOptions,
+    form: str | None,
+    output: Path | None,
+    over: tuple[str, ...],
+    seeds: int | None,
+    workers: int | None,
+    shard: str | None,
+    dask: str | None,
+    **question: Any,
+) -> None:
     """Simulate a server: requests that arrive over time at MODEL on HARDWARE.
 
     Reports queue time, TTFT, TPOT, ITL and E2E latency with percentiles, throughput, and the bottleneck. Every step of
     continuous batching with a paged KV cache is simulated, once at its roofline bound and once at its expected time;
     closed-form means are shown for comparison. --rate max finds the maximum throughput; several values of --concurrency
-    give throughput and latency for each.
+    give throughput and latency for each. --over and --seeds simulate many settings and loads, each with several seeds.
     """
     shared.check_output(form, output)
+    running: dict[str, Any] = {"seeds": seeds, "workers": workers, "shard": shard, "dask": dask}
+    if over or seeds:
+        _sweep(form, output, over, question | options, **running)
+        return
+    for name in (name for name, value in running.items() if value is not None):
+        raise InputError(f"--{name} runs the simulations of --over and --seeds; give one of these, or leave it out")
     if question["rate"] == shared.MAX:
         _saturate(form, output, options, **question)
         return
@@ -192,6 +226,48 @@ def simulate(*, options: ServedOptions, form: str | None, output: Path | None, *
 
     simulated = with_progress(run, "request")(**question, **options, concurrency=in_flight and in_flight[0])
     shared.emit_report(REPORT, simulated, form, output)
+
+
+def _sweep(
+    form: str | None,
+    output: Path | None,
+    over: tuple[str, ...],
+    question: dict[str, Any],
+    *,
+    seeds: int | None,
+    workers: int | None,
+    shard: str | None,
+    dask: str | None,
+) -> None:
+    """Simulates all combinations of the values of --over, each with several seeds."""
+    from ..devices.files import hardware_names
+    from ..model_files import model_names
+    from ..reports.simulation_sweep import REPORT
+    from ..serving.simulation_design import parse_simulation_axis
+    from ..serving.simulation_sweep import simulation_sweep as run
+    from ..sweeping.design import matching_names
+
+    folder = output if output and not form and (output.is_dir() or not output.suffix) else None
+    in_flight = question.pop("concurrency")
+    if question["rate"] == shared.MAX or (in_flight and len(in_flight) > 1):
+        raise InputError("--over has several values of an axis: give --over rate=... or --over concurrency=... instead")
+    if folder is None and (shard or dask):
+        raise InputError("-o DIR/ must name the folder that --shard and --dask write to")
+    axes = shared.distinct_axes(map(parse_simulation_axis, over), over)
+    swept = with_progress(run, "simulation")(
+        matching_names(question.pop("model"), model_names(), command="models"),
+        matching_names(question.pop("hardware"), hardware_names(), command="hardware"),
+        axes,
+        seeds=seeds,
+        folder=folder,
+        workers=workers or 1,
+        shard=shared.parse_shard(shard or "1/1"),
+        dask=dask,
+        notice=shared.notice,
+        concurrency=in_flight and in_flight[0],
+        **question,
+    )
+    shared.emit_report(REPORT, swept, form, None if folder else output)
 
 
 def _curve(

@@ -45,14 +45,7 @@ _PROGRESS_BAR_POINTS: Final = 200_000  # points of a sweep that take long enough
     callback=shared.nonempty,
     help="Write the points to a file (.csv or .parquet), or shards to a folder.",
 )
-@click.option("--workers", type=shared.WholeNumber(1), help="Processes that write shards.")
-@click.option("--shard", metavar="I/N", help="Write only every N-th shard, from the I-th on.")
-@click.option(
-    "--dask",
-    metavar="ADDRESS",
-    callback=shared.nonempty,
-    help="Write shards on a Dask cluster, such as tcp://HOST:8786.",
-)
+@shared.shard_options
 @click.option("--shard-points", type=shared.WholeNumber(1), help="Maximum points per shard; a million if not given.")
 @click.option("--summary", type=shared.PATH, metavar="DIR", help="Summarize the sweep in a folder.")
 @click.option("--by", metavar="AXES", default="model", show_default=True, help="Axes that a summary groups by.")
@@ -177,17 +170,21 @@ def _write_shards(
         shard_points=shard_points or SHARD_POINTS,
         **options,
     )
-    folder, shard_slice, sweep_progress = Path(output), _parse_shard(shard or "1/1"), _SweepProgress()
+    folder, shard_slice, sweep_progress = Path(output), shared.parse_shard(shard or "1/1"), _SweepProgress()
     try:
-        run(folder, design, workers=workers or 1, shard=shard_slice, dask=dask, progress=sweep_progress, notice=_notice)
+        run(
+            folder,
+            design,
+            workers=workers or 1,
+            shard=shard_slice,
+            dask=dask,
+            progress=sweep_progress,
+            notice=shared.notice,
+        )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"finished shards are in {folder}; the same command resumes") from None
     shards = len(range(shard_slice[0] - 1, design.shards, shard_slice[1]))
     click.echo(f"{folder}: {counted(sweep_progress.points, 'point')} in {counted(shards, 'shard')}", err=True)
-
-
-def _notice(line: str) -> None:
-    click.echo(line, err=True)
 
 
 def _unique_axes(parsed: Iterable[tuple[str, Sequence[Any]]], over: Sequence[str]) -> dict[str, Sequence[Any]]:
@@ -206,14 +203,6 @@ def _unique_axes(parsed: Iterable[tuple[str, Sequence[Any]]], over: Sequence[str
                 option = f"--{name.replace('_', '-')}"
                 raise InputError(f"{option}: the axis {axis} of --over sets it too; give one of them")
     return with_layouts(axes)
-
-
-def _parse_shard(text: str) -> tuple[int, int]:
-    """Parses "3/40" as (3, 40)."""
-    i, _, n = text.partition("/")
-    if not (i.isdecimal() and n.isdecimal() and 1 <= int(i) <= int(n)):
-        raise InputError(f"--shard must be I/N with I from 1 to N, such as 3/40; got {text!r}")
-    return int(i), int(n)
 
 
 class _SweepProgress:

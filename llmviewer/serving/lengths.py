@@ -47,7 +47,8 @@ PUBLISHED: Final = {
         prompt=(1037, 1453), gen=(1601, 2149), source="Vidur (arXiv:2405.05465): Bilingual-Web-Book, up to 4096 tokens"
     ),
 }  # fmt: skip
-_UNITS: Final = {"session_turns": "turns", "parallel": "calls"}  # by argument, where they are no tokens
+_COUNTS: Final = {"session_turns": "turns", "parallel": "calls"}  # arguments that are no lengths, with what they count
+_OUTPUTS: Final = ("gen_lengths", "gen")  # arguments that are output lengths; "gen" of a call in a file of tasks
 _NOTATION: Final = (
     "must be a number of tokens, uniform:LEAST-MOST, lognormal:KEY=TOKENS,KEY=TOKENS with two of mean, p50, p90, p95 "
     f"and p99, one of {', '.join(PUBLISHED)}, or the name of a text file with one length a line"
@@ -105,9 +106,9 @@ def parse_lengths(text: str, name: str) -> Lengths:
     if not isinstance(text, str) or not text.strip():
         raise _notation_error(text, name)
     kind, colon, arguments = text.strip().partition(":")
-    if not colon and kind in PUBLISHED:
+    if not colon and kind in PUBLISHED and name not in _COUNTS:
         percentiles = PUBLISHED[kind]
-        p50, p90 = percentiles.gen if name == "gen_lengths" else percentiles.prompt
+        p50, p90 = percentiles.gen if name in _OUTPUTS else percentiles.prompt
         return _by_quantiles({"p50": p50, "p90": p90}, text, name)
     if not colon:
         if kind.lstrip("-").replace(".", "", 1).isdigit():
@@ -195,5 +196,11 @@ def _parse_tokens(digits: str, text: str, name: str) -> int:
 
 
 def _notation_error(text: object, name: str) -> InputError:
-    must = f"{_NOTATION}, of 1 to {MAX_TOKENS} tokens".replace("tokens", _UNITS.get(name, "tokens"))
+    must = f"{_NOTATION}, of 1 to {MAX_TOKENS} tokens"
+    if name in _COUNTS:
+        unit = _COUNTS[name]
+        must = (
+            f"must be a number of {unit}, uniform:LEAST-MOST or lognormal:KEY=NUMBER,KEY=NUMBER with two of mean, p50, "
+            f"p90, p95 and p99, of 1 to {MAX_TOKENS} {unit}"
+        )
     return InputError(f"{name}: {must}; got {text!r}")

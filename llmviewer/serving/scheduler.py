@@ -70,6 +70,7 @@ class Scheduler:
                          that it freed for others
     steps_since_prefill  steps for which prefills have been held back
     num_running          number of running sequences of all ranks
+    num_finished         number of finished requests
     num_steps            number of steps so far
     """
 
@@ -101,7 +102,7 @@ class Scheduler:
         self.swapped: dict[int, float] = {}
         self._moved_bytes = [0.0, 0.0]  # to and from the host since the last step
         self.blocked_by, self.just_preempted, self.steps_since_prefill = "", False, 0
-        self.num_running = self.num_steps = 0
+        self.num_running = self.num_finished = self.num_steps = 0
 
     @property
     def num_paused(self) -> int:
@@ -214,6 +215,7 @@ class Scheduler:
     def finish(self, batch: RunningBatch, ids: list[int], now_s: float) -> None:
         """Finishes requests that a batch ran."""
         self.num_running -= len(ids)
+        self.num_finished += len(ids)
         self.requests.finish(ids, now_s)
         self.release_prompts(self.ranks[batch.rank], ids)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from heapq import heappop, heappush
 from math import ceil, inf, isnan, sqrt
-from operator import attrgetter
 
 import numpy as np
 
@@ -73,17 +73,24 @@ def serve_routed(
     ]
     routing = router(traffic, replicas)
     sent_later = bool(traffic.in_flight or traffic.calls)
-    while True:
-        busy = sorted((each for each in replicas if each.num_requests), key=attrgetter("clock_s"))
-        if not busy and arrivals.count == len(traffic):
-            break
-        if not busy or arrivals.next_ready_s <= busy[0].clock_s:
+    busy: list[tuple[float, int]] = []  # heap: clock and index of each replica with requests
+    while busy or arrivals.count < len(traffic):
+        if not busy or arrivals.next_ready_s <= busy[0][0]:
             ready_s, request = arrivals.next_ready_s, arrivals.take()
-            replicas[routing.route(request)].receive(request, ready_s)
+            index = routing.route(request)
+            replica = replicas[index]
+            if not replica.num_requests:
+                replica.clock_s = max(replica.clock_s, ready_s)
+                heappush(busy, (replica.clock_s, index))
+            replica.receive(request, ready_s)
             continue
-        answers_s = min([each.earliest_finish_s() for each in busy[1:]], default=inf) if sent_later else inf
-        busy[0].advance(min(arrivals.next_ready_s, answers_s))
-        progress(arrivals.count - sum([each.num_requests for each in replicas]))
+        _, index = heappop(busy)
+        replica = replicas[index]
+        answers_s = min([replicas[i].earliest_finish_s() for _, i in busy], default=inf) if sent_later else inf
+        replica.advance(min(arrivals.next_ready_s, answers_s))
+        if replica.num_requests:
+            heappush(busy, (replica.clock_s, index))
+        progress(requests.num_finished)
     return _served(requests, Usage.total([each.usage() for each in replicas]))
 
 
@@ -139,7 +146,8 @@ class _Server:
         self.batches = self.scheduler.batches
         self.clock_s, self.peak_bytes = 0.0, 0.0
         self._fewest_passes = min(requests.total_passes)
-        self._new: set[int] = set()  # requests of a router; kv_bytes drops those that were admitted
+        self._num_received = 0  # requests of a router
+        self._new: set[int] = set()  # those of them that are not yet admitted; kv_bytes drops the others
         self.launched_s, self.unpolled, self._ahead = 0.0, policy.poll, requests.frontend.ahead
 
     @property
@@ -161,8 +169,7 @@ class _Server:
     @property
     def num_requests(self) -> int:
         """Unfinished requests of a server behind a router."""
-        on_the_way = len(self.arrivals) if isinstance(self.arrivals, Inbox) else 0
-        return on_the_way + len(self.scheduler.waiting) + self.scheduler.num_running
+        return self._num_received - self.scheduler.num_finished
 
     @property
     def kv_bytes(self) -> float:
@@ -174,9 +181,8 @@ class _Server:
     def receive(self, request: int, ready_s: float) -> None:
         """Adds a request from a router."""
         assert isinstance(self.arrivals, Inbox)
-        if not self.num_requests:
-            self.clock_s = max(self.clock_s, ready_s)
         self.arrivals.append(request, ready_s)
+        self._num_received += 1
         self._new.add(request)
 
     def advance(self, horizon_s: float) -> None:

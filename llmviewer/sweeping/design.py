@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from fnmatch import fnmatchcase
 from functools import cached_property
 from inspect import signature
 from math import prod
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from .. import __version__
 from ..arguments import check_unique_names
 from ..devices.files import load_hardware
 from ..devices.hardware import Hardware
-from ..documents import read_json
 from ..errors import InputError
 from ..expectation.profile import read_profiles
 from ..model import Model
@@ -29,10 +24,10 @@ from ..transforms.quantize import PUBLISHED, unless_published
 from .axes import DEVICE, NUMBERS, check_distinct, parse_axis
 from .checks import check_changes, check_expected, check_techniques
 from .grid import sweep
+from .shard_files import StoredDesign, hash_of, text_hash
 
 SETTINGS: Final = ("model", "hardware", "quant", "attention", "layout", "offload")  # of sweep(), one graph per value
 SHARD_POINTS: Final = 1_000_000
-DESIGN: Final = "design.json"
 _DEFAULT_NUMBERS: Final = {"batch": [1], "prompt": [1024]}
 _MAX_SETTINGS_PER_SHARD: Final = 500  # most settings per shard: lowering one takes as long as thousands of points
 
@@ -40,7 +35,7 @@ Numbers = Mapping[str, Sequence[int]]
 
 
 @frozen(kw_only=True)
-class Design:
+class Design(StoredDesign):
     """All combinations of settings and numbers; the last axis runs fastest.
 
     settings      values of each of SETTINGS, and of some of DEVICE, as users write them; "": the default of sweep()
@@ -131,52 +126,17 @@ class Design:
             shard_points=shard_points,
         )
 
-    @classmethod
-    def read(cls, folder: Path) -> Design:
-        """The design of the sweep in a folder.
+    @property
+    def sources(self) -> Mapping[str, str]:
+        return self.digests
 
-        Raises InputError if there is none, or if it was edited.
-        """
-        path = folder / DESIGN
-        if not path.exists():
-            raise InputError(f"{folder}: must hold a sweep; there is no {DESIGN} in it")
-        file = read_json(path)
-        try:
-            design = cls(**file.data)
-            same = design.text == path.read_text(encoding="utf-8")
-        except (TypeError, AttributeError, InputError):
-            same = False
-        if not same:
-            raise InputError(f"{path}: was edited; give another folder, or remove this one")
-        return design
-
-    @cached_property
-    def text(self) -> str:
-        """The text of design.json, one line per part."""
-        lines = (f"{json.dumps(field.name)}: {json.dumps(getattr(self, field.name))}" for field in fields(self))
-        return "{\n" + ",\n".join(lines) + "\n}\n"
-
-    @cached_property
-    def key(self) -> str:
-        """The digest of the design, which shards carry."""
-        return _hash(self.text)
-
-    def difference(self, other: Design) -> str:
-        """The first difference from another design; "" if none."""
-        for name, own_value, other_value in (
-            ("version", self.version, other.version),
-            *(
-                (axis, self.settings.get(axis), other.settings.get(axis))
-                for axis in {**self.settings, **other.settings}
-            ),
-            *((axis, self.numbers.get(axis), other.numbers.get(axis)) for axis in NUMBERS),
-            *((name, self.options.get(name), other.options.get(name)) for name in {**self.options, **other.options}),
-            ("shard_points", self.shard_points, other.shard_points),
-        ):
-            if own_value != other_value:
-                return f"{name} is {_abbreviated(other_value)} there and {_abbreviated(own_value)} here"
-        changed = [name for name, value in self.digests.items() if other.digests.get(name) != value]
-        return f"{changed[0]} has changed since" if changed else ""
+    def differences(self, other: Self) -> Iterator[tuple[str, Any, Any]]:
+        yield "version", self.version, other.version
+        for part in ("settings", "numbers", "options"):
+            own_values, other_values = getattr(self, part), getattr(other, part)
+            for name in NUMBERS if part == "numbers" else {**own_values, **other_values}:
+                yield name, own_values.get(name), other_values.get(name)
+        yield "shard_points", self.shard_points, other.shard_points
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -256,8 +216,8 @@ def digest(source: Model | Hardware) -> str:
         run = (
             (one.graph, one.quantization) for one in (source, source.with_prediction) if one
         )  # --mtp runs `predicting`
-        return _hash(repr((source.name, *run)))
-    return _hash(repr((source, source.numbers)))
+        return text_hash(repr((source.name, *run)))
+    return text_hash(repr((source, source.numbers)))
 
 
 def _cut(numbers: Numbers, max_points: int) -> Iterator[Numbers]:
@@ -284,19 +244,3 @@ def _check_change(devices: Sequence[str], changes: Sequence[str], change: str) -
         else:
             return
     raise errors[0]
-
-
-def hash_of(path: str) -> str:
-    """A hash of a file's text."""
-    return _hash(Path(path).read_text(encoding="utf-8"))
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _abbreviated(value: object) -> str:
-    if isinstance(value, list) and len(value) > 4:
-        return f"{len(value)} values from {value[0]} to {value[-1]}"
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value or "")
-    return text or "nothing"

@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..records import frozen
 from .axes import NUMBERS
 from .design import Design
-from .shards import is_finished, shard_path
+from .shard_files import damaged, is_finished, refusals, shard_path
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,7 +102,7 @@ def summarize(folder: Path, by: Sequence[str] = ("model",), *, expected: bool = 
     refused: dict[str, Mapping[str, str]] = {}
     points = fitting = unknown = 0
     for shard in shards:
-        refused.update({json.dumps(setting): setting for setting in _refused_settings(shard_path(folder, shard))})
+        refused.update({json.dumps(setting): setting for setting in refusals(shard_path(folder, shard))})
         for frame in _row_groups(shard_path(folder, shard), columns):
             fitting_rows = frame[frame["fits"]].drop(columns="fits")
             points, fitting = points + len(frame), fitting + len(fitting_rows)
@@ -184,14 +184,7 @@ def _row_groups(path: Path, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
             for group in range(file.num_row_groups):
                 yield file.read_row_group(group, columns=list(columns)).to_pandas(types_mapper=nullable.get)
     except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{path}: is damaged; remove it and run the same command to resume: {error}") from None
-
-
-def _refused_settings(path: Path) -> list[dict[str, str]]:
-    from pyarrow import parquet
-
-    settings: list[dict[str, str]] = json.loads(parquet.read_metadata(path).metadata[b"refused"])
-    return settings
+        raise damaged(path, error) from None
 
 
 def _sort_key(axes: Sequence[str], row: Row) -> list[tuple[bool, Any]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from llmviewer.serving.confidence import CONFIDENCE, MeanEstimate
 from llmviewer.serving.simulation_design import RATE
-from llmviewer.serving.simulation_sweep import Measures, Combination, SimulationSweep
+from llmviewer.serving.simulation_sweep import Combination, Measures, SimulationSweep
 from llmviewer.units import counted, seconds
 
 from .page_figures import Picture, picture

@@ -456,7 +456,7 @@ def test_a_dask_cluster_that_loses_a_worker_finishes_the_sweep(tmp_path):
 def test_a_dask_cluster_without_workers_is_not_waited_for(tmp_path, monkeypatch):
     pytest.importorskip("distributed")
     monkeypatch.setattr(shard_files, "_MAX_WAIT_FOR_WORKERS_S", 1)
-    monkeypatch.setattr(shard_files, "_SCHEDULER_TIMEOUT_S", 120)  # it starts meanwhile, on a machine that runs other tests
+    monkeypatch.setattr(shard_files, "_SCHEDULER_TIMEOUT_S", 120)  # it starts meanwhile, while other tests run
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"

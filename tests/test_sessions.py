@@ -15,6 +15,7 @@ from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.reports.serving import REPORT
 from llmviewer.serving.arrivals import Arrivals
+from llmviewer.serving.calls import CallLimits
 from llmviewer.serving.delays import parse_delays
 from llmviewer.serving.policy import POLICIES
 from llmviewer.serving.steps import Steps
@@ -252,7 +253,7 @@ def test_invalid_sessions_are_one_line(extra, told):
 
 
 def test_memory_for_names_of_blocks_is_limited(monkeypatch):
-    monkeypatch.setattr("llmviewer.serving.calls._MAX_NAMES", 100)
+    monkeypatch.setattr("llmviewer.serving.calls.CALL_LIMITS", CallLimits(calls=1_000_000, blocks=100))
     with pytest.raises(InputError, match="sessions must have at most 1,000,000 calls and 100 blocks of prompts in all"):
         simulate(MODEL, DEVICE, rate=1, bound=True, **ASKED)
 

@@ -10,8 +10,10 @@ import pytest
 
 from llmviewer import simulate
 from llmviewer.cli import main
+from llmviewer.documents import parse_yaml
 from llmviewer.errors import InputError
-from llmviewer.serving.task_files import read_task
+from llmviewer.serving.calls import CallLimits
+from llmviewer.serving.task_files import parse_task, read_task
 
 from .test_sessions import check_arrivals, check_tokens
 
@@ -219,6 +221,25 @@ def test_invalid_files_are_one_line(task_file, text, told):
         simulate(MODEL, DEVICE, tasks=path, rate=1, requests=10, bound=True)
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_parsed_task_is_simulated_as_its_file(task_file):
+    task = parse_task(parse_yaml(RESEARCH, "research.yaml"), reads_files=False)
+    runs = [simulate(MODEL, DEVICE, tasks=one, rate=3, requests=60, bound=True) for one in (task, task_file(RESEARCH))]
+    assert runs[0].to_dict() == runs[1].to_dict()
+
+
+def test_a_task_of_a_stranger_reads_no_file_and_has_limits(tmp_path):
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("77\n")
+    text = f"calls: {{a: {{prompt: {lengths}, gen: 1}}}}"
+    assert parse_task(parse_yaml(text, "t.yaml")).calls[0].prompt(np.random.default_rng(0), 1) == [77]
+    with pytest.raises(InputError, match=r"t\.yaml: calls\.a\.prompt: must be a number of tokens"):
+        parse_task(parse_yaml(text, "t.yaml"), reads_files=False)
+    for limits in (CallLimits(calls=20, blocks=10**6), CallLimits(calls=10**6, blocks=50)):
+        task = parse_task(parse_yaml(RESEARCH, "t.yaml"), limits=limits)
+        with pytest.raises(InputError, match=f"at most {limits.calls:,} calls and {limits.blocks:,} blocks"):
+            simulate(MODEL, DEVICE, tasks=task, rate=3, requests=60, bound=True)
 
 
 @pytest.mark.parametrize(

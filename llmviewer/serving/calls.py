@@ -8,12 +8,21 @@ from typing import Final
 import numpy as np
 
 from ..errors import InputError
+from ..records import frozen
 from .delays import Delays
 from .lengths import MAX_TOKENS, Lengths
 from .traffic import TRACE_BLOCK_TOKENS, Calls, Times, Traffic, closed_loop_arrivals, poisson_arrivals
 
-MAX_CALLS: Final = 1_000_000
-_MAX_NAMES: Final = 20_000_000  # names of blocks, over all requests
+
+@frozen(kw_only=True)
+class CallLimits:
+    """Limits of the calls of all sessions or tasks, and of the blocks of their prompts together."""
+
+    calls: int
+    blocks: int
+
+
+CALL_LIMITS: Final = CallLimits(calls=1_000_000, blocks=20_000_000)
 
 
 class Conversations:
@@ -23,8 +32,8 @@ class Conversations:
     tokens, and those of its answer, are named in blocks of at most TRACE_BLOCK_TOKENS.
     """
 
-    def __init__(self, kind: str, system_tokens: int = 0) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, system_tokens: int = 0, limits: CallLimits = CALL_LIMITS) -> None:
+        self.kind, self.limits = kind, limits
         self.task: list[int] = []
         self.delay_s: list[float] = []
         self.parents: list[tuple[int, ...]] = []
@@ -67,10 +76,10 @@ class Conversations:
             new_names, new_ends = self._blocks(ends[-1] if ends else 0, end)
             names, ends = (*names, *new_names), (*ends, *new_ends)
         self._total_names += len(names)
-        if len(self) >= MAX_CALLS or self._total_names > _MAX_NAMES:
+        if len(self) >= self.limits.calls or self._total_names > self.limits.blocks:
             raise InputError(
-                f"{self.kind}s must have at most {MAX_CALLS:,} calls and {_MAX_NAMES:,} blocks of prompts in all; use "
-                "fewer requests, or shorter ones"
+                f"{self.kind}s must have at most {self.limits.calls:,} calls and {self.limits.blocks:,} blocks of "
+                "prompts in all; use fewer requests, or shorter ones"
             )
         self.task.append(task)
         self.delay_s.append(delay_s)
@@ -121,14 +130,14 @@ def drawn_sessions(
     sessions = max(int(np.searchsorted(np.cumsum(counts), requests)) + 1, in_flight or 0)
     counts = counts[:sessions]
     total = int(np.sum(counts))
-    if total > MAX_CALLS:
-        raise InputError(f"sessions must have at most {MAX_CALLS:,} turns in all; got {total:,}")
+    if total > CALL_LIMITS.calls:
+        raise InputError(f"sessions must have at most {CALL_LIMITS.calls:,} turns in all; got {total:,}")
     arrivals = (
         closed_loop_arrivals(in_flight or 0, sessions) if rate is None else poisson_arrivals(rate, sessions, generator)
     )
     new, gen = prompts.draw(generator, total).tolist(), gens.draw(generator, total).tolist()
     delay = think.draw(generator, total).tolist()
-    calls = Conversations("session", system_tokens)
+    calls = Conversations("session", system_tokens, CALL_LIMITS)
     for session, count in enumerate(counts.tolist()):
         before: tuple[int, ...] = ()
         for _ in range(count):

@@ -95,11 +95,12 @@ def _resampled(lengths: Sequence[int]) -> Lengths:
     return Lengths(mean=float(np.mean(samples)), draw=lambda generator, count: generator.choice(samples, size=count))
 
 
-def parse_lengths(text: str, name: str) -> Lengths:
+def parse_lengths(text: str, name: str, *, reads_files: bool = True) -> Lengths:
     """Parses "512", "uniform:100-900", "lognormal:mean=512,p95=2048", a name in PUBLISHED, or the path of a file with
     one length per line.
 
-    name  name of the argument, for messages
+    name         name of the argument, for messages
+    reads_files  whether it may be a path; not for texts of strangers
 
     Raises InputError if the text is none of these.
     """
@@ -113,7 +114,7 @@ def parse_lengths(text: str, name: str) -> Lengths:
     if not colon:
         if kind.lstrip("-").replace(".", "", 1).isdigit():
             return _constant(_parse_tokens(kind, text, name))
-        if Path(kind).suffix or path_exists(kind):
+        if reads_files and (Path(kind).suffix or path_exists(kind)):
             return _file(Path(kind), name)
     if kind == "uniform":
         minimum, _, maximum = (part.strip() for part in arguments.partition("-"))

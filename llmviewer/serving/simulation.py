@@ -35,7 +35,7 @@ from .routers import ROUND_ROBIN, ROUTERS
 from .server import serve, serve_routed
 from .steady import steady
 from .steps import Steps
-from .task_files import read_task
+from .task_files import Task, read_task
 from .trace_files import read_traffic
 from .traffic import Times, Traffic, closed_loop, poisson
 
@@ -64,7 +64,7 @@ def simulate(
     session_turns: int | str | None = None,
     think_time: float | str | None = None,
     system_prompt: int | None = None,
-    tasks: str | Path | None = None,
+    tasks: str | Path | Task | None = None,
     tenants: str | None = None,
     policy: str | None = None,
     requests: int | None = None,
@@ -286,7 +286,7 @@ def _router_name(name: str | None, prefill_replicas: int, policy: Policy) -> str
 
 def _call_source(
     session_turns: int | str | None, think_time: float | str | None, system_prompt: int | None,
-    tasks: str | Path | None, *, prompts: int | str | None, gens: int | str | None,
+    tasks: str | Path | Task | None, *, prompts: int | str | None, gens: int | str | None,
 ) -> Callable[..., Traffic] | None:  # fmt: skip
     """Function that draws sessions of several turns, or tasks of a file; None without.
 
@@ -302,7 +302,9 @@ def _call_source(
                 raise InputError(
                     f"{name} must be left out without session_turns, the turns of a session; got {value!r}"
                 )
-        return read_task(Path(str(tasks))).traffic if tasks is not None else None
+        if tasks is None:
+            return None
+        return (tasks if isinstance(tasks, Task) else read_task(Path(str(tasks)))).traffic
     lengths = length_distributions(prompts, gens)
     return partial(
         drawn_sessions, turns_per_session=parse_lengths(str(session_turns), "session_turns"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ import numpy as np
 from ..documents import Section, read_yaml
 from ..errors import InputError
 from ..records import frozen
-from .calls import Conversations
+from .calls import CALL_LIMITS, CallLimits, Conversations
 from .delays import parse_delays
 from .lengths import parse_lengths
 from .traffic import Traffic, closed_loop_arrivals, poisson_arrivals
@@ -51,11 +52,15 @@ class TaskCall:
 
 @frozen(kw_only=True)
 class Task:
-    """A task: its calls, and tokens of the system prompt that all of them share."""
+    """A task: its calls, and tokens of the system prompt that all of them share.
+
+    limits  of the calls that are drawn, and of their blocks
+    """
 
     name: str
     system_tokens: int
     calls: tuple[TaskCall, ...]
+    limits: CallLimits = CALL_LIMITS
 
     def traffic(
         self, *, rate: float | None, in_flight: int | None, requests: int, generator: np.random.Generator
@@ -64,7 +69,7 @@ class Task:
 
         rate  tasks per second, Poisson; None: a closed loop of `in_flight` tasks
         """
-        calls, tasks = Conversations("task", self.system_tokens), 0
+        calls, tasks = Conversations("task", self.system_tokens, self.limits), 0
         streams = {call.name: _Streams(call, generator) for call in self.calls}
         while len(calls) < requests or tasks < (in_flight or 0):
             self._add(calls, tasks, streams, generator)
@@ -124,7 +129,16 @@ def read_task(path: Path) -> Task:
 
     Raises InputError, with file and key, if it is invalid.
     """
-    file = read_yaml(path)
+    return parse_task(read_yaml(path))
+
+
+def parse_task(file: Section, *, reads_files: bool = True, limits: CallLimits = CALL_LIMITS) -> Task:
+    """A task from the contents of its file.
+
+    reads_files  whether lengths may name files; not for texts of strangers
+
+    Raises InputError, with file and key, if it is invalid.
+    """
     file.only(("name", "system_prompt", "calls"))
     section = file.section("calls")
     names = list(section)
@@ -134,18 +148,20 @@ def read_task(path: Path) -> Task:
     for name in names:
         if not isinstance(name, str):
             raise file.error("calls", f"names must be text; got {name!r}")
-        calls.append(_call(section.section(name), name, calls))
+        calls.append(_call(section.section(name), name, calls, reads_files=reads_files))
     if not any(call.probability == 1 and not call.after for call in calls):
         raise file.error("calls", "must have a call without after, continues and probability, with which a task begins")
     return Task(
-        name=file.text("name", path.stem),
+        name=file.text("name", Path(file.file).stem),
         system_tokens=file.integer("system_prompt", 0, least=0),
         calls=tuple(calls),
+        limits=limits,
     )
 
 
-def _call(section: Section, name: str, before: list[TaskCall]) -> TaskCall:
+def _call(section: Section, name: str, before: list[TaskCall], *, reads_files: bool) -> TaskCall:
     """A call of a file, given those before it."""
+    distribution = partial(_distribution, section, reads_files=reads_files)
     section.only(_KEYS)
     earlier = {call.name: call for call in before}
     after = section.get("after") or []
@@ -167,10 +183,10 @@ def _call(section: Section, name: str, before: list[TaskCall]) -> TaskCall:
         raise section.error("at_most", f"must be at most {_MAX_REPEATS}; got {at_most}")
     return TaskCall(
         name=name, after=tuple(dict.fromkeys((*after, *([continues] if continues else [])))), continues=continues,
-        prompt=_distribution(section, "prompt"), gen=_distribution(section, "gen"),
-        wait=_distribution(section, "wait") if section.has("wait") else _zero,
+        prompt=distribution("prompt"), gen=distribution("gen"),
+        wait=distribution("wait") if section.has("wait") else _zero,
         probability=_share(section, "probability", 1.0), repeat_probability=_share(section, "repeat", 0.0),
-        at_most=at_most, parallel=_distribution(section, "parallel") if section.has("parallel") else _one,
+        at_most=at_most, parallel=distribution("parallel") if section.has("parallel") else _one,
     )  # fmt: skip
 
 
@@ -189,7 +205,7 @@ def _share(section: Section, key: str, default: float) -> float:
     return value
 
 
-def _distribution(section: Section, key: str) -> Draw:
+def _distribution(section: Section, key: str, *, reads_files: bool) -> Draw:
     """A distribution of tokens or times, in the notation of the command line."""
     value = section.get(key)
     if value is None:
@@ -197,6 +213,8 @@ def _distribution(section: Section, key: str) -> Draw:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise section.error(key, f"must be a number or a distribution; got {value!r}")
     try:
-        return parse_delays(str(value), key).draw if key == "wait" else parse_lengths(str(value), key).draw
+        if key == "wait":
+            return parse_delays(str(value), key).draw
+        return parse_lengths(str(value), key, reads_files=reads_files).draw
     except InputError as error:
         raise InputError(f"{section.file}: {section.prefix}{error}") from None

@@ -35,8 +35,9 @@ class ClosedLoop:
     name     device and layout
     place    identifies the loop; that of the bound and that of expected times have the same
     basis    "bound" or "expected"
-    numbers  by name: speed and per_device [1/s], ttft_p99_s and others [s], usd_per_million, joules_per_token; nan if
-             unknown
+    kind     "session" or "task" where requests are parts of these
+    numbers  by name: speed and per_device [1/s], ttft_p99_s and others [s], usd_per_million, joules_per_token; with
+             a kind also task_p99_s and others [s], hit_rate, usd_per_task; nan if unknown
     """
 
     name: str
@@ -44,6 +45,7 @@ class ClosedLoop:
     basis: str
     concurrency: int
     numbers: Mapping[str, float]
+    kind: str = ""
 
     def meets(self, targets: Targets) -> bool:
         """Whether a percentile of its requests is within the targets."""
@@ -73,10 +75,20 @@ def front(loops: Sequence[ClosedLoop], targets: Targets) -> list[ClosedLoop]:
 
 def front_lines(loops: Sequence[ClosedLoop], targets: Targets) -> list[tuple[str, ...]]:
     """The Pareto front as a table: a line of heads, then one per loop."""
-    percentile = f"p{targets.percentile}"
+    percentile, best = f"p{targets.percentile}", front(loops, targets)
+    kind = next((one.kind for one in loops), "")
     heads = ("setting", "concurrency", "tok/s per request", "tok/s per device", f"TTFT {percentile}",
              f"TPOT {percentile}", "USD per million", "J per token")  # fmt: skip
-    return [heads, *(_line(one, percentile) for one in front(loops, targets))]
+    task_heads = (f"E2E of a {kind} {percentile}", "cache hits", f"USD per {kind}") if kind else ()
+    return [(*heads, *task_heads), *((*_line(one, percentile), *_task_cells(one, percentile)) for one in best)]
+
+
+def _task_cells(one: ClosedLoop, percentile: str) -> tuple[str, ...]:
+    """Cells of the time, prefix-cache hits and cost of sessions or tasks."""
+    if not one.kind:
+        return ()
+    numbers = one.numbers
+    return (seconds(numbers[f"task_{percentile}_s"]), f"{numbers['hit_rate']:.0%}", _digits(numbers["usd_per_task"]))
 
 
 def _line(one: ClosedLoop, percentile: str) -> tuple[str, ...]:
@@ -147,4 +159,13 @@ def _hover(one: ClosedLoop, targets: Targets) -> str:
         f"<b>{one.name}, concurrency {concurrency}</b>, {basis}", f"{speed} tok/s per request, {rate} per device",
         f"p{targets.percentile}: TTFT {ttft}, TPOT {tpot}",
         f"USD {cost} per million output tokens, {energy} J per token",
+        *_hover_tasks(one, targets),
     ))  # fmt: skip
+
+
+def _hover_tasks(one: ClosedLoop, targets: Targets) -> list[str]:
+    """A line on sessions or tasks, where requests are parts of these."""
+    if not one.kind:
+        return []
+    latency, hits, cost = _task_cells(one, f"p{targets.percentile}")
+    return [f"{one.kind}: {latency}, USD {cost}; {hits} of the prompt tokens cached"]

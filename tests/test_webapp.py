@@ -155,10 +155,11 @@ def test_links_accept_shipped_names_only(name):
 
 
 @pytest.mark.parametrize("name", [name for name, kind in FIELD_TYPES.items() if isinstance(kind, state.OneOf)])
-def test_only_a_model_or_a_device_may_be_a_file(name):
+def test_only_a_model_a_device_or_a_task_may_be_a_file(name):
     found, notices = State.of_link(f"?{name}=file:own.json", [state.File(name="own.json", text="{}")])
-    assert getattr(found, name) == ("file:own.json" if name == "model" else getattr(State(), name))
-    assert bool(notices) == (name != "model")
+    takes_files = name in ("model", "tasks")
+    assert getattr(found, name) == ("file:own.json" if takes_files else getattr(State(), name))
+    assert bool(notices) != takes_files
 
 
 def test_a_technique_names_only_models_that_ship():

@@ -1,17 +1,25 @@
 """The serving tab: loops that the browser asks for one by one, their Pareto front within targets, and the figure."""
 
 import json
+import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 pytest.importorskip("dash")
 
 import numpy as np
 
+from llmviewer.cli import cli
 from llmviewer.errors import InputError
+from llmviewer.reports.serving import REPORT
 from llmviewer.reports.serving_front import ClosedLoop, Targets, figure, front, front_lines
 from llmviewer.serving.simulation import simulate
+from llmviewer.units import seconds
+from llmviewer.webapp import traffic
+from llmviewer.webapp.results import parse_task_file, problem_of
 from llmviewer.webapp.state import State
 from llmviewer.webapp.tabs import serving as tab
 from llmviewer.webapp.views import serving
@@ -21,7 +29,7 @@ ASKED = State(model="gpt2", prompt=64, gen=8, tab="serving")
 
 @pytest.fixture(scope="module")
 def rows():
-    return [serving.simulated(ASKED, place) for place in range(len(serving.CONCURRENCIES))]
+    return [serving.simulated(ASKED, place) for place in range(len(serving.concurrencies(ASKED)))]
 
 
 def loop(place, speed, per_device, *, ttft_s=0.1, basis="expected", name="a"):
@@ -33,7 +41,7 @@ def loop(place, speed, per_device, *, ttft_s=0.1, basis="expected", name="a"):
 
 def test_closed_loop_point_equals_simulate(rows):
     run = simulate("gpt2", "h100-sxm", concurrency=16, prompt_lengths=64, gen_lengths=8, requests=160)
-    shown = rows[serving.CONCURRENCIES.index(16)]
+    shown = rows[serving.concurrencies(ASKED).index(16)]
     for name, side in (("bound", run), ("expected", run.expected)):
         assert shown[name]["tokens_per_s"] == pytest.approx(side.tokens_per_s)
         assert shown[name]["speed"] == pytest.approx(1 / np.mean(side.tpot_s))
@@ -64,7 +72,7 @@ def test_impossible_settings_carry_a_reason():
     assert places.keys() == {("h100-sxm", tp) for tp in (1, 2, 4, 8)}
     row = serving.simulated(ASKED, places["h100-sxm", 8])
     assert "tp=8 does not divide the 12 heads" in row["reason"]
-    assert serving.loops_of(json.dumps([row]), ASKED) == ([], [f"h100-sxm, tp=8: {row['reason']}"])
+    assert serving.loops_of(json.dumps([row]), ASKED) == ([], [f"h100-sxm tp=8: {row['reason']}"])
 
 
 def test_simulations_depend_on_lengths_not_on_targets_or_batch():
@@ -101,10 +109,99 @@ def test_points_of_the_front_link_to_their_setting_and_to_a_plan(rows):
     assert "--ttft p90=2.048 --tpot p90=0.064" in text
     changed = replace(ASKED, quant="fp8", engine="vllm", max_num_seqs=64, techniques=("kv-quant",),
                       set=("h100-sxm:memory.bandwidth=2x",))  # fmt: skip
-    command = tab._command(loops[0], changed)
+    command = serving.plan_command(changed, loops[0])
     assert " --quant fp8 --engine vllm --max-num-seqs 64 " in command
     assert command.endswith(" --with kv-quant --hardware-set memory.bandwidth=2x")
+    assert shlex.split(command)[:3] == ["llmviewer", "plan", "gpt2"]
     none = json.dumps(
         tab._result(loops, [], replace(ASKED, ttft=1, tpot=1)), default=lambda part: part.to_plotly_json()
     )
     assert "No simulated point is within the targets" in none
+
+
+SERVED = (
+    State(model="gpt2", prompt=20, gen=8, traffic="sessions", session_turns=3, think_time="exponential:2",
+          system_prompt=100, replicas=2, router="session"),
+    State(model="llama-3.2-1b", traffic="tasks", replicas=2, router="prefix-aware", quant="fp8", engine="vllm"),
+    State(model="gpt2", prompt=64, gen=8, replicas=3, router="least-loaded", on=("l40s",), tp=2,
+          set=("l40s:memory.bandwidth=2x",)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("state", SERVED, ids=lambda state: state.traffic)
+def test_commands_print_the_numbers_of_the_page(state, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "research.yaml").write_text(traffic.example_text())
+    place = 1
+    command = shlex.split(serving.simulate_command(state, serving.loop_settings(state)[place]))
+    result = CliRunner().invoke(cli, [*command[1:], "--format", "json"])
+    assert result.exit_code == 0, result.output
+    printed, shown = json.loads(result.output), serving.simulated(state, place)
+    for name, numbers in (("bound", printed), ("expected", printed["expected"])):
+        assert shown[name]["tokens_per_s"] == pytest.approx(numbers["tokens_per_s"])
+        assert shown[name]["ttft_p90_s"] == pytest.approx(numbers["times"]["ttft_s"]["p90"], abs=1e-9)
+        if state.traffic != "requests":
+            assert shown[name]["task_p90_s"] == pytest.approx(numbers["tasks"]["latency_s"]["p90"], abs=1e-9)
+            assert shown[name]["usd_per_task"] == pytest.approx(numbers["tasks"]["usd"], abs=1e-9)
+
+
+def test_the_front_of_sessions_and_tasks_has_their_time_hits_and_cost():
+    state = SERVED[0]
+    rows = [serving.simulated(state, place) for place in range(3)]
+    loops, _ = serving.loops_of(json.dumps(rows), state)
+    head, first, *_ = front_lines(loops, serving.targets(state))
+    assert head[-3:] == ("E2E of a session p90", "cache hits", "USD per session")
+    best = front(loops, serving.targets(state))[0].numbers
+    assert first[-3:-1] == (seconds(best["task_p90_s"]), f"{best['hit_rate']:.0%}")
+    hovers = [text for trace in figure(loops, serving.targets(state)).data for text in trace.hovertext or ()]
+    assert sum(f"session: {seconds(best['task_p90_s'])}" in text for text in hovers) == 1
+    content = json.dumps(tab._result(loops, [], state), default=lambda part: part.to_plotly_json())
+    assert "llmviewer plan" not in content
+
+
+def test_a_point_has_the_report_of_its_simulation():
+    state = SERVED[1]
+    one = serving.loop_settings(state)[1]
+    run = serving.simulation(state, one)
+    content = json.dumps(tab._report(state, 1), default=lambda part: part.to_plotly_json())
+    for table in REPORT.tables(run):
+        assert json.dumps(table.title) in content
+        assert all(json.dumps(cell) in content for line in table.lines() for cell in line)
+    assert "llmviewer simulate llama-3.2-1b h100-sxm --concurrency 4 --tasks research.yaml --replicas 2" in content
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"router": "session"}, "Router session needs sessions or tasks"),
+        ({"traffic": "sessions", "think_time": "soon"}, "Think time [s] must be a time, such as 10"),
+        ({"traffic": "tasks", "tasks": "file:mine.yaml"}, "file:mine.yaml: the file is not on this page"),
+    ],
+)
+def test_what_clients_cannot_send_is_an_error(changes, told):
+    assert problem_of(replace(ASKED, **changes)).startswith(told)
+    assert problem_of(replace(ASKED, traffic="sessions", router="session")) == ""
+
+
+def test_a_dropped_task_names_no_file_of_the_server_and_is_limited(tmp_path):
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("77\n")
+    call = "calls: {a: {prompt: %s, gen: 1, parallel: %s}}"
+    file = parse_task_file("Mine.yaml", call % (10, 1))
+    assert (file.name, file.control) == ("mine.yaml", "tasks")
+    state = State(traffic="tasks", tasks="file:mine.yaml", files=(file,))
+    assert traffic.mean_calls(state) == 1
+    assert State.of_link(state.link)[0] == state
+    for text, told in (
+        (call % (lengths, 1), "must be a number of tokens"),
+        (call % (10_000_000, 1000), "at most 20,000 calls and 500,000 blocks"),
+        ("calls: []", "calls"),
+    ):
+        with pytest.raises(InputError, match=told):
+            parse_task_file("mine.yaml", text)
+
+
+def test_documentation_has_the_example_task():
+    page = (Path(__file__).resolve().parent.parent / "docs" / "serving.md").read_text()
+    block = page.partition("```yaml\nname: research\n")[2].partition("```")[0]
+    assert traffic.example_text().endswith(f"name: research\n{block}")

@@ -38,6 +38,7 @@ from .tabs._components import register_clientside
 from .tabs.timeline import TRACE
 from .views import compare, compare_report, overview
 
+_DROPPED: Final = ("model", "on", "tasks")  # controls that take files
 _CONTROL_IDS: Final = tuple(fields.control_values(PageState()))  # ids of the controls that show the state
 
 
@@ -80,7 +81,7 @@ def _register_state(app: Dash) -> None:
         output={
             "shown": {name: Output(name, "value") for name in _CONTROL_IDS},
             "errors": {name: Output(f"error-{name}", "children") for name in CONTROL_FIELDS},
-            "options": {name: Output(name, "options") for name in ("model", "on", "op", "set", "phase")},
+            "options": {name: Output(name, "options") for name in ("model", "on", "tasks", "op", "set", "phase")},
             "idle": {name: Output(name, "disabled") for name in ("gen", "gen-slider")},
             "link": Output("link", "data"),
             "asked": Output("asked", "data"),
@@ -89,15 +90,15 @@ def _register_state(app: Dash) -> None:
             "notices": Output("notices", "children"),
             "numbers": Output("numbers", "rowData"),
             "known": Output("techniques-about", "children"),
-            "dropped": {name: Output(f"{name}-file", "contents") for name in ("model", "on")},
+            "dropped": {name: Output(f"{name}-file", "contents") for name in _DROPPED},
             "implausible": Output("implausible", "children"),
         },
         inputs={
             "search": Input("url", "search"),
             "values": {name: Input(name, "value") for name in _CONTROL_IDS},
             "edited": Input("numbers", "cellValueChanged"),
-            "dropped": {name: Input(f"{name}-file", "contents") for name in ("model", "on")},
-            "names": {name: State(f"{name}-file", "filename") for name in ("model", "on")},
+            "dropped": {name: Input(f"{name}-file", "contents") for name in _DROPPED},
+            "names": {name: State(f"{name}-file", "filename") for name in _DROPPED},
             "keep_clicks": Input("keep-device", "n_clicks"),
             "device_name": State("device-name", "value"),
             "link": State("link", "data"),
@@ -128,7 +129,7 @@ def _register_state(app: Dash) -> None:
             )
         before, files_before, sent_values = shown_state(link, files), browser_files, dict(values)
         errors: dict[str, str] = {}
-        for name in ("model", "on"):
+        for name in _DROPPED:
             if f"{name}-file" in trigger and dropped[name]:
                 browser_files, values[name], error = edits.with_dropped_files(
                     name, names[name], dropped[name], browser_files, before
@@ -192,6 +193,7 @@ def _page_update(
         "options": {
             "model": options.model_options(browser_files) if before is None or browser_files else no_update,
             "on": options.device_options(browser_files) if before is None or browser_files else no_update,
+            "tasks": options.task_options(browser_files) if before is None or browser_files else no_update,
             "op": options.operator_options(names, now.op),
             "set": list(dict.fromkeys((*now.set, *(before.set if before else ())))),  # or the page drops the value
             "phase": controls.phases(now.phase, generates=generates),
@@ -207,7 +209,7 @@ def _page_update(
         else no_update,
         "numbers": options.number_rows((name, device(now, name)) for name in now.on) if devices else no_update,
         "known": options.technique_details(fields.field_value("techniques", written["techniques"], now)),
-        "dropped": {"model": None, "on": None},
+        "dropped": dict.fromkeys(_DROPPED),
     }
 
 

@@ -12,11 +12,13 @@ from dash_ag_grid import AgGrid
 
 from llmviewer.expectation.engines import engine_names, find_engine
 from llmviewer.parameters import DEGREES
+from llmviewer.serving.routers import ROUTERS
 
 from .fields import AS_PUBLISHED, AT_CONTEXT, FILE_TYPES, FIRST, OPERANDS, SLIDER_MAX_LOG2
-from .options import device_options, model_options, technique_options
+from .options import device_options, model_options, task_options, technique_options
 from .results import model_catalogue
-from .state import FIELD_TYPES, MAX_FILE_BYTES, IntegerField, State, libraries
+from .state import FIELD_TYPES, MAX_FILE_BYTES, TRAFFIC, IntegerField, State, libraries
+from .traffic import example_text
 from .views.timeline import MAX_TRACE_BYTES
 from .words import CONTROLS
 
@@ -27,6 +29,7 @@ _FORMAT_LABELS: Final = {
 }  # fmt: skip
 PHASES: Final = {"decode": "Decode", "prefill": "Prefill"}
 STEPS: Final = {FIRST: "first", "mean": "mean", "last": "last", AT_CONTEXT: "at context"}
+_PASTED_NAMES: Final = {"model": "config", "tasks": "my-task"}  # of files without a name
 _MAX_ERROR_CHARACTERS: Final = 140  # about four lines; longer errors are folded
 _FOLDED_ERROR_CHARACTERS: Final = 80
 _PRESETS: Final = (
@@ -48,7 +51,7 @@ def panel(state: State) -> Component:
             _control("model", dcc.Dropdown(model_options(()), state.model, id="model", clearable=False, maxHeight=420,
                                            placeholder=f"Search {len(model_catalogue())} models"),
                      drop("model-file", "or drop config.json files here", max_bytes=MAX_FILE_BYTES, multiple=True),
-                     _paste("model")),
+                     _paste("model", "config.json or YAML", hint='{"model_type": "llama", ...}')),
             _control("on", dcc.Dropdown(device_options(()), list(state.on), id="on", multi=True, maxHeight=420,
                                         closeOnSelect=False),
                      drop("on-file", "or drop device YAML files here", max_bytes=MAX_FILE_BYTES, multiple=True),
@@ -143,9 +146,27 @@ def serving_controls(state: State) -> Component:
     """Targets above the serving curves; hidden on other tabs."""
     percentiles = {name: name for name in ("p50", "p90", "p99")}
     return html.Div(
-        [*(_scaled(name, getattr(state, name)) for name in ("ttft", "tpot")),
-         _control("within", _radio("within", percentiles, state.within))],
-        id="serving-targets", className="asked",
+        [
+            html.Div([
+                *(_scaled(name, getattr(state, name)) for name in ("ttft", "tpot")),
+                _control("within", _radio("within", percentiles, state.within)),
+            ], className="asked"),
+            html.Div([
+                _control("traffic", _radio("traffic", {name: name for name in TRAFFIC}, state.traffic)),
+                _integer("session_turns"),
+                _control("think_time", dcc.Input(id="think_time", type="text", value="", debounce=True,
+                                                 placeholder="0", spellCheck=False)),
+                _integer("system_prompt", placeholder="0"),
+                _control("tasks", dcc.Dropdown(task_options(()), state.tasks, id="tasks", clearable=False,
+                                               searchable=False),
+                         drop("tasks-file", "or drop a YAML file here", max_bytes=MAX_FILE_BYTES, multiple=True),
+                         _paste("tasks", "YAML", example_text())),
+                _integer("replicas"),
+                _control("router", dcc.Dropdown([{"label": name, "value": name} for name in ROUTERS], state.router,
+                                                id="router", clearable=False, searchable=False)),
+            ], className="asked narrow"),
+        ],
+        id="serving-controls",
     )  # fmt: skip
 
 
@@ -249,17 +270,20 @@ def _operand_control(letter: str) -> Component:
     ])  # fmt: skip
 
 
-def _paste(name: str) -> Component:
-    """Field for the text of a file, which the browser then treats as a dropped one."""
+def _paste(name: str, kind: str, text: str = "", hint: str = "") -> Component:
+    """Field for the text of a file, which the browser then treats as a dropped one; `text` to begin with."""
     source: Any = {"data-for": name}
+    rows = max(5, text.count("\n"))
     return html.Details([
-        html.Summary("or paste a config.json or YAML"),
-        dcc.Textarea(id=f"{name}-paste", placeholder='{"model_type": "llama", ...}', rows=5, spellCheck=False,
-                     title="Text of a config.json or YAML"),
+        html.Summary(f"or {'edit' if text else 'paste'} a {kind}"),
+        dcc.Textarea(id=f"{name}-paste", value=text or None, placeholder=hint, rows=rows, spellCheck=False,
+                     title=f"Text of a {kind}"),
         html.Div([
             html.Label("Name", htmlFor=f"{name}-paste-name", className="soft"),
-            dcc.Input(id=f"{name}-paste-name", type="text", placeholder="config", maxLength=40, spellCheck=False),
-            html.Button("Use", type="button", className="paste", title="Use the pasted model", **source),
+            dcc.Input(id=f"{name}-paste-name", type="text", placeholder=_PASTED_NAMES[name], maxLength=40,
+                      spellCheck=False),
+            html.Button("Use", type="button", className="paste", title=f"Use this {CONTROLS[name].label.lower()}",
+                        **source),
         ], className="pins"),
     ], className="pasting")  # fmt: skip
 

@@ -13,7 +13,7 @@ from .cpu_limit import restart_limit
 from .errors import error_line
 from .fields import CONTROL_FIELDS
 from .payloads import decoded, label
-from .results import own_device_file, parse_hardware_file, parse_model_file, problem_of
+from .results import own_device_file, parse_hardware_file, parse_model_file, parse_task_file, problem_of
 from .state import FILE_PREFIX, MAX_FILE_BYTES, MAX_FILES, FieldError, File, State
 from .words import CONTROLS, control_label
 
@@ -30,10 +30,13 @@ def with_dropped_file(
         text = decoded(contents, filename, MAX_FILE_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{title}: is not a text file") from None
-    file = parse_model_file(title, text, browser_files) if name == "model" else parse_hardware_file(title, text)
+    if name == "model":
+        file = parse_model_file(title, text, browser_files)
+    else:
+        file = parse_task_file(title, text) if name == "tasks" else parse_hardware_file(title, text)
     files = (*(one for one in browser_files if one.name != file.name), file)[-MAX_FILES:]
     file_name = f"{FILE_PREFIX}{file.name}"
-    if name == "model":
+    if name != "on":
         return files, file_name
     return files, [*(one for one in before.on if one != file_name), file_name]
 
@@ -43,16 +46,16 @@ def with_dropped_files(
 ) -> tuple[tuple[File, ...], Any, str]:
     """Adds uploaded files: all files, the value of the control that then selects them, and an error; "" if none.
 
-    Of several models the last is selected; of several devices all are.
+    Of several models or tasks the last is selected; of several devices all are.
     """
-    value: Any = before.model if name == "model" else list(before.on)
+    value: Any = list(before.on) if name == "on" else getattr(before, name)
     texts = contents if isinstance(contents, list) else [contents]
     titles = filenames if isinstance(filenames, list) else [filenames] * len(texts)
     problems = []
     for title, text in zip(titles, texts, strict=False):
         try:
             browser_files, value = with_dropped_file(
-                name, title, text, browser_files, before if name == "model" else replace(before, on=tuple(value))
+                name, title, text, browser_files, replace(before, on=tuple(value)) if name == "on" else before
             )
         except Exception as error:  # noqa: BLE001 - the page stays
             problems.append(error_line(error, f"a file for {name}"))

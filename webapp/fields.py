@@ -57,6 +57,7 @@ _EMPTY_IF_ZERO: Final = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "max_model_len",
+    "system_prompt",
 )  # number controls that are empty for 0
 _SEPARATORS: Final = {"techniques": ";", "quants": ";", "pins": "|"}  # between the items of a list in one text
 _EXAMPLE_PARAMETERS: Final = {  # of techniques with required parameters

@@ -16,7 +16,7 @@ from llmviewer.units import si
 
 from .fields import technique_names
 from .results import hardware_catalogue, model_catalogue
-from .state import FILE_PREFIX, File
+from .state import EXAMPLE_TASK, FILE_PREFIX, File
 
 _NEEDS_FILE: Final = ("lengths",)  # techniques that read a local file
 
@@ -73,7 +73,7 @@ def _limits(parameter: dict[str, Any]) -> list[str]:
 
 def model_options(files: Iterable[File]) -> list[dict[str, str]]:
     """Models, uploaded ones first, searchable by title, name and aliases, which include repositories on the hub."""
-    return _file_options(file for file in files if file.is_model) + [
+    return _file_options(file for file in files if file.control == "model") + [
         {
             "label": f"{model.title} \N{MIDDLE DOT} {_billions(model.parameters)}",
             "value": name,
@@ -85,7 +85,7 @@ def model_options(files: Iterable[File]) -> list[dict[str, str]]:
 
 def device_options(files: Iterable[File]) -> list[dict[str, str]]:
     """Devices, uploaded ones first, searchable by title, name and aliases."""
-    return _file_options(file for file in files if not file.is_model) + [
+    return _file_options(file for file in files if file.control == "on") + [
         {
             "label": f"{device.title} \N{MIDDLE DOT} {si(device.bandwidth())}B/s",
             "value": name,
@@ -93,6 +93,12 @@ def device_options(files: Iterable[File]) -> list[dict[str, str]]:
         }
         for name, device in hardware_catalogue().items()
     ]
+
+
+def task_options(files: Iterable[File]) -> list[dict[str, str]]:
+    """Tasks of agents, uploaded ones first."""
+    example = {"label": f"{EXAMPLE_TASK} (example)", "value": EXAMPLE_TASK}
+    return [*_file_options(file for file in files if file.control == "tasks"), example]
 
 
 def _file_options(files: Iterable[File]) -> list[dict[str, str]]:

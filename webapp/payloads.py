@@ -23,6 +23,7 @@ _MAX_LABEL_CHARACTERS: Final = 80  # of an uploaded file in texts
 _MAX_NAME_CHARACTERS: Final = 1000  # of an uploaded file, as a browser sends it
 _MAX_PATTERN_COMPONENTS: Final = 64  # of a pattern-matching callback, such as pin buttons
 _LISTS: Final = ("on", "set", "techniques-chosen")  # controls with several values
+_FILES: Final = ("model-file", "on-file", "tasks-file")
 _CELL: Final = ("device", "key", "value")  # in the table of device numbers
 
 
@@ -232,8 +233,8 @@ _CHECKS: Final[Mapping[Any, Callable[[Any], Any]]] = {
     "contents": _text(2**31),  # limited by the size of a request
     "cellValueChanged": _cells,
     ("files", "data"): _files,
-    **{(name, "contents"): _each(_text(2**31), MAX_FILES) for name in ("model-file", "on-file")},
-    **{(name, "filename"): _each(_text(_MAX_NAME_CHARACTERS), MAX_FILES) for name in ("model-file", "on-file")},
+    **{(name, "contents"): _each(_text(2**31), MAX_FILES) for name in _FILES},
+    **{(name, "filename"): _each(_text(_MAX_NAME_CHARACTERS), MAX_FILES) for name in _FILES},
     ("mtp", "value"): _switch,
     **{(name, "value"): _number for name, kind in FIELD_TYPES.items() if isinstance(kind, IntegerField | RealField)},
     **{(f"{name}-slider", "value"): _power(end) for name, end in SLIDER_MAX_LOG2.items()},

@@ -27,6 +27,7 @@ from llmviewer.setting import Setting
 from llmviewer.techniques import declaration, techniques
 from llmviewer.variants.evaluation import Evaluation
 
+from . import traffic
 from .cpu_limit import CpuLimitError, check_limit, restart_limit
 from .errors import error_line
 from .state import FILE_PREFIX, MAX_FILE_BYTES, File, State
@@ -45,7 +46,7 @@ _MAX_BY_PARAMETER: Final = {"gamma": 64}
 _RESET_ORDER: Final = (
     "measured", "techniques", "quant", "offload", "set", "library", "memory_fraction", "max_num_seqs",
     "max_num_batched_tokens", "max_model_len", "engine", "attention", "mla", "accounting", "skew", "mtp", "images",
-    "step", "context", "cp", "dp", "ep", "pp", "tp", "gen", "prompt", "batch",
+    "router", "think_time", "traffic", "step", "context", "cp", "dp", "ep", "pp", "tp", "gen", "prompt", "batch",
 )  # fmt: skip
 _OWN_SOURCE: Final = "own"  # key of the source of numbers that the user gave
 _MAX_OPERATORS: Final = 2000  # of an uploaded model; the largest that ships has some hundreds
@@ -115,6 +116,7 @@ class _StateProblem(NamedTuple):
 def _problem_of(state: State) -> _StateProblem:
     try:
         device_results(state)
+        traffic.check(state)
     except Exception as error:  # noqa: BLE001 - the page stays
         return _StateProblem(error_line(error, state.link), isinstance(error, CpuLimitError))
     return _StateProblem()
@@ -225,6 +227,19 @@ def own_device_file(state: State, source: str, name: str) -> File:
     if "memory.usable" not in {fact.key for fact in changed.facts}:
         data["memory"] = {key: value for key, value in data["memory"].items() if key != "usable"}
     return parse_hardware_file(f"{name}.yaml", yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
+
+
+def parse_task_file(name: str, text: str) -> File:
+    """Checks an uploaded YAML of the calls of an agent's task.
+
+    Raises InputError with the name of the file and the problem.
+    """
+    _check_size(name, text)
+    if _suffix(name) not in (".yaml", ".yml"):
+        raise InputError(f"{name}: must be a YAML with the calls of a task; got {_suffix(name) or 'no suffix'}")
+    file = File(name=f"{_stem(name) or 'my-task'}.yaml", text=text)
+    traffic.check(State(traffic="tasks", tasks=f"{FILE_PREFIX}{file.name}", files=(file,)))
+    return file
 
 
 def parse_hardware_file(name: str, text: str) -> File:

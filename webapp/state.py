@@ -20,6 +20,7 @@ from llmviewer.options import PARAMETERS, RequestOptions
 from llmviewer.parallel.layout import Layout
 from llmviewer.parameters import declared
 from llmviewer.records import frozen
+from llmviewer.serving.routers import ROUND_ROBIN, ROUTERS
 
 MAX_FILE_BYTES: Final = 1_000_000  # of an uploaded model or device
 MAX_FILES: Final = 16  # that a browser stores for a page
@@ -30,6 +31,8 @@ SWEEPS: Final = ("batch", "length", "figure-4", "figure-5", "figure-6", "figure-
 STEPS: Final = ("mean", "last")  # decode steps by name, beside the first one and that at a context
 MAX_PINS: Final = 6
 MAX_NAME_CHARACTERS: Final = 40  # of a pin
+TRAFFIC: Final = ("requests", "sessions", "tasks")  # what clients send to a server
+EXAMPLE_TASK: Final = "research"  # the task of an agent that ships, of assets/research.yaml
 PIN_NAME: Final = "name"  # key of the name of a pin, in its link
 _MAX_DEVICES: Final = 8
 _MAX_TEXT_CHARACTERS: Final = 300
@@ -39,6 +42,7 @@ _FILE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,60}\.(?:json|yaml)")  # a
 _DECLARED: Final = PARAMETERS | declared(RequestOptions)
 _LINK_NAMES: Final = {  # keys of links by command-line names that differ from them
     **dict.fromkeys(("hw", "hardware", "device", "devices"), "on"),
+    "turns": "session_turns",
     **{name: each.link for name, each in _DECLARED.items() if each.link},
     **{each.flag.lstrip("-"): each.link or name for name, each in _DECLARED.items() if each.flag},
 }
@@ -222,9 +226,10 @@ class File:
             raise InputError(f"{self.name}: must have at most {MAX_FILE_BYTES:,} bytes; got {size:,}")
 
     @property
-    def is_model(self) -> bool:
-        """Whether the file describes a model; otherwise a device."""
-        return self.name.endswith(".json") or re.search(r"^config:", self.text, re.MULTILINE) is not None
+    def control(self) -> str:
+        """The control that selects it: "model", "tasks" or "on" (devices)."""
+        sections = set(re.findall(r"^(config|calls):", self.text, re.MULTILINE))
+        return "model" if self.name.endswith(".json") or "config" in sections else "tasks" if sections else "on"
 
 
 @frozen(kw_only=True)
@@ -245,6 +250,9 @@ class State:
     op       selected operator, as BLOCK.NAME; the one with the largest share of time if empty
     sweep    axis of the sweeps, or figure of "LLM Inference Unveiled" (arXiv:2402.16363)
     curves   one curve per device or per precision; `quants` are the precisions, those of the paper if empty
+    traffic  what the clients of serving send: one of TRAFFIC. A session has `session_turns`, each a `think_time` after
+             the answer before, and begins with `system_prompt` tokens; `tasks` is a file with the calls of a task
+    replicas, router  servers of serving, and which of them serves a request
     ttft, tpot  latency targets of serving [ms], that the percentile `within` of the requests meets
     pins     settings to compare with this one, each as pin_link() writes it
     passes   model passes in the trace, counted by its layers if 0
@@ -289,6 +297,13 @@ class State:
     sweep: str = _field(_words(*SWEEPS), "batch")
     curves: str = _field(_words("devices", "precisions"), "devices")
     quants: tuple[str, ...] = _field(List(kind=Text(), min_items=0, max_items=6), ())
+    traffic: str = _field(_words(*TRAFFIC), "requests")
+    session_turns: int = _field(IntegerField(minimum=1, maximum=64), 4)
+    think_time: str = _field(Text(), "")
+    system_prompt: int = _field(IntegerField(minimum=0, maximum=131_072), 0)
+    tasks: str = _field(OneOf(choices=lambda: (EXAMPLE_TASK,), allows_file=True), EXAMPLE_TASK)
+    replicas: int = _field(IntegerField(minimum=1, maximum=64), 1)
+    router: str = _field(_words(*ROUTERS), ROUND_ROBIN)
     ttft: int = _field(IntegerField(minimum=1, maximum=1_000_000), 2048)
     tpot: int = _field(IntegerField(minimum=1, maximum=100_000), 64)
     within: str = _field(_words("p50", "p90", "p99"), "p90")
@@ -337,7 +352,7 @@ class State:
             except ValueError as error:
                 notices.append(f"link: {key}: {error}; the default is used")
         state = cls(**values)
-        for name in (state.model, *state.on):
+        for name in (state.model, *state.on, state.tasks):
             if name.startswith(FILE_PREFIX) and name.removeprefix(FILE_PREFIX) not in files_by_name:
                 notices.append(f"link: {name} is an uploaded file that the link does not contain; upload it again")
                 defaults = cls()
@@ -345,6 +360,7 @@ class State:
                     state,
                     model=defaults.model if name == state.model else state.model,
                     on=tuple(n for n in state.on if n != name) or defaults.on,
+                    tasks=defaults.tasks if name == state.tasks else state.tasks,
                 )
         usable = state.with_files(files_by_name.values())
         notices += [
@@ -384,10 +400,8 @@ class State:
     @property
     def analysis_inputs(self) -> Self:
         """The state without fields that only select what is shown: equal inputs have equal results."""
-        return replace(
-            self, phase="decode", tab="overview", op="", sweep="batch", curves="devices", quants=(), pins=(),
-            passes=0, stage=0, ttft=2048, tpot=64, within="p90",
-        )  # fmt: skip
+        defaults = type(self)()
+        return replace(self, **{name: getattr(defaults, name) for name in _SHOWN_FIELDS})
 
     @property
     def kv_len(self) -> int | None:
@@ -417,7 +431,8 @@ class State:
 
     def with_files(self, files: Iterable[File]) -> Self:
         """The state with those of `files` that it names, and without what-ifs of devices that are not selected."""
-        named = {name.removeprefix(FILE_PREFIX) for name in (self.model, *self.on) if name.startswith(FILE_PREFIX)}
+        names = (self.model, *self.on, self.tasks)
+        named = {name.removeprefix(FILE_PREFIX) for name in names if name.startswith(FILE_PREFIX)}
         named |= {name for pin in self.pins for name in _FILE_REFERENCE.findall(unquote(pin))}
         return replace(
             self,
@@ -426,6 +441,13 @@ class State:
         )
 
 
+SERVED_FIELDS: Final = (
+    "traffic", "session_turns", "think_time", "system_prompt", "tasks", "replicas", "router",
+)  # fmt: skip
+_SHOWN_FIELDS: Final = (  # that no analysis depends on
+    "phase", "tab", "op", "sweep", "curves", "quants", "pins", "passes", "stage", "ttft", "tpot", "within",
+    *SERVED_FIELDS,
+)  # fmt: skip
 FIELD_TYPES: Final[Mapping[str, Kind]] = {f.name: f.metadata["kind"] for f in fields(State) if f.metadata}
 
 

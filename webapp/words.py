@@ -84,6 +84,21 @@ CONTROLS: Final[Mapping[str, ControlWords]] = {
     "quants": ControlWords(
         "Precisions", "Of the curves, separated by semicolons. Default: those of arXiv:2402.16363.", "precision"
     ),
+    "traffic": ControlWords(
+        "Clients send", "Requests one by one, sessions of several turns, or agents' tasks of several calls.", "session"
+    ),
+    "session_turns": ControlWords(
+        "Turns of a session", "Each repeats the conversation before it; Prompt is its new input.", "session"
+    ),
+    "think_time": ControlWords(
+        "Think time [s]", "From an answer to the next turn: 10, exponential:10 or uniform:2-20.", "session"
+    ),
+    "system_prompt": ControlWords("System prompt", "Tokens with which every session begins.", "prefix cache"),
+    "tasks": ControlWords(
+        "Task", "Calls of an agent that wait for answers and tools, in YAML. Drop in one of your own.", "task"
+    ),
+    "replicas": ControlWords("Replicas", "Copies of the model, each on the devices of its layout.", "replica"),
+    "router": ControlWords("Router", "Chooses the replica that serves a request.", "router"),
     "ttft": ControlWords(
         "TTFT target [ms]", "Longest time to first token of the requests within the percentile.", "TTFT"
     ),

@@ -36,8 +36,8 @@ document.addEventListener("click", async (event) => {
     const name = button.dataset.for;
     const area = document.getElementById(`${name}-paste`);
     const text = area.value.trim();
-    const title = document.getElementById(`${name}-paste-name`).value.trim() || "config";
-    if (text) usePasted(name, text, title);
+    const title = document.getElementById(`${name}-paste-name`);
+    if (text) usePasted(name, text, title.value.trim() || title.placeholder);
   }
   if (button.classList.contains("zoom")) {
     const drawing = button.closest("section").querySelector(".network");

@@ -13,12 +13,14 @@ from dash.exceptions import PreventUpdate
 from llmviewer.records import frozen
 from llmviewer.reports.page_figures import PLOTLY_CONFIG, PageFigure
 from llmviewer.reports.parts import Card
+from llmviewer.reports.report import Report
 from llmviewer.rows import csv_text
 
 from ..page_state import shown_state
 from ..results import DeviceResult, device_results
 from ..state import State
 from ..views import overview
+from ..words import page_text
 
 TAB_KEY_LEAVES_GRID: Final[Any] = {  # Tab leaves a grid, in which arrows go from cell to cell
     name: {"function": "false"} for name in ("tabToNextCell", "tabToNextHeader")
@@ -82,6 +84,26 @@ def long_table(lines: Sequence[Sequence[str]]) -> Component:
 def with_code(text: str) -> list[Component | str]:
     """A text whose parts between backticks are shown as code."""
     return [html.Code(part) if place % 2 else part for place, part in enumerate(text.split("`"))]
+
+
+def report_parts(report: Report[Any], result: Any, *drawings: Component) -> list[Component]:
+    """Cards, remarks, drawings and tables of a report, in the words of the page."""
+    return [
+        cards(report.cards(result)),
+        panel(
+            html.Ul([html.Li(page_text(one)) for one in report.remarks(result)], className="said"),
+            html.P(with_code(page_text(report.basis(result))), className="soft"),
+            className="bounds",
+        ),
+        *drawings,
+        *(
+            panel(
+                html.H3(one.title), table(one.lines(), "recorded"),
+                *([html.P(page_text(one.about), className="soft")] if one.about else []),
+            )
+            for one in report.tables(result)
+        ),
+    ]  # fmt: skip
 
 
 def csv_download(name: str, lines: Sequence[Sequence[Any]]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ answer, and *Stop* ends it.
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -18,25 +17,36 @@ from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 
 from llmviewer.errors import InputError
+from llmviewer.reports.phrases import below
+from llmviewer.reports.serving import REPORT
 from llmviewer.reports.serving_front import ClosedLoop, front, front_lines
+from llmviewer.units import counted
 
+from .. import traffic
+from ..errors import error_line
 from ..page_state import shown_state
 from ..results import DeviceResult
-from ..state import FILE_PREFIX, State
+from ..state import State
 from ..views import serving
-from ._components import Tab, figure_panel, panel, register_clientside, table, with_code
+from ._components import (
+    Tab,
+    figure_panel,
+    panel,
+    register_clientside,
+    report_parts,
+    table,
+    with_code,
+    with_loading,
+)
 
 _PROGRESS_LABEL: Final[Any] = {"aria-label": "Simulated points"}
-_PLANNED_FIELDS: Final = (  # that `llmviewer plan` has as options
-    "quant", "library", "engine", "memory_fraction", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
-)  # fmt: skip
 _SEPARATOR: Final = "#"  # between the place of a loop and the link of its state
 
 
 def show(results: tuple[DeviceResult, ...], state: State) -> Component:
     """Places for the curves, their progress, and how they are made."""
     first = results[0].analysis
-    if not first.model.generates or state.gen < 2:
+    if not first.model.generates or (state.gen < 2 and state.traffic != "tasks"):
         return panel(html.P("Serving needs a model that generates, and at least 2 generated tokens."),
                      className="serving")  # fmt: skip
     jobs = {"link": serving.loops_link(state), "total": len(serving.loop_settings(state))}
@@ -49,19 +59,46 @@ def show(results: tuple[DeviceResult, ...], state: State) -> Component:
             html.Button("Stop", id="serving-stop", type="button", className="quiet"),
         ], className="pins"),
         html.Div(id="serving-result"),
+        html.Div([
+            html.Label("Report of a point", htmlFor="serving-chosen"),
+            dcc.Dropdown(_choices(state), None, id="serving-chosen", placeholder="choose or click one"),
+        ], className="chosen"),
+        with_loading(html.Div(id="serving-report")),
         panel(html.P(with_code(_about(state)), className="soft")),
     ], className="serving")  # fmt: skip
+
+
+def _choices(state: State) -> list[dict[str, Any]]:
+    """The loops to choose from, by place."""
+    return [
+        {"label": f"{one.name}, concurrency {one.concurrency}", "value": str(place)}
+        for place, one in enumerate(serving.loop_settings(state))
+    ]
 
 
 def _about(state: State) -> str:
     """The loops in words."""
     degrees = serving.degrees(state)
     layouts = f", in tensor parallelism of {_listed(degrees)}" if len(degrees) > 1 else ""
+    copies = f", on {state.replicas} replicas, router {state.router}" if state.replicas > 1 else ""
     return (
-        f"Closed loops of {_listed(serving.CONCURRENCIES)} clients with {state.prompt} input and {state.gen} output "
-        f"tokens per request, simulated as by `llmviewer simulate`{layouts}. Batches form from the "
-        "requests in flight; the control Batch is not used. Costs: cloud prices. Energy: TDP."
+        f"Closed loops of {_listed(serving.concurrencies(state))} clients with {_sent(state)}, simulated as by "
+        f"`llmviewer simulate`{copies}{layouts}. Batches form from the requests in flight; the control Batch is not "
+        "used. Costs: cloud prices. Energy: TDP."
     )
+
+
+def _sent(state: State) -> str:
+    """Requests of a client, in words."""
+    lengths = f"{state.prompt} input and {state.gen} output tokens"
+    if state.traffic == "requests":
+        return f"{lengths} per request"
+    if state.traffic == "tasks":
+        name, calls = traffic.task(state).name, traffic.mean_calls(state)
+        return f"a task {name} at a time, of {calls:.3g} calls in the mean"
+    system = f", after a system prompt of {state.system_prompt} tokens" if state.system_prompt else ""
+    think = f", think time {state.think_time}" if state.think_time else ""
+    return f"a session at a time, of {counted(state.session_turns, 'turn')} of {lengths} each{think}{system}"
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -88,8 +125,8 @@ def _result(loops: Sequence[ClosedLoop], reasons: Sequence[str], state: State) -
         table([lines[0], *rows]) if rows
         else html.P("No simulated point is within the targets: raise them, or add devices.", className="alarm"),
         *([html.P(["Plan servers for the request rate of the last one: ",
-                  html.Code(_command(best[-1], state))], className="soft")]
-          if best else []),
+                  html.Code(serving.plan_command(state, best[-1]))], className="soft")]
+          if best and state.traffic == "requests" else []),
     ))  # fmt: skip
     if reasons:
         parts.append(panel(html.Details([
@@ -98,21 +135,16 @@ def _result(loops: Sequence[ClosedLoop], reasons: Sequence[str], state: State) -
     return parts
 
 
-def _command(one: ClosedLoop, state: State) -> str:
-    """The command that plans servers for the request rate of a loop, with its inputs, within the same targets."""
-    setting = serving.loop_settings(state)[one.place]
-    rate = one.numbers["tokens_per_s"] / state.gen
-    words = [
-        "llmviewer", "plan", state.model.removeprefix(FILE_PREFIX),
-        "--hardware", setting.device.removeprefix(FILE_PREFIX), "--rate", f"{float(f'{rate:.3g}'):g}",
-        "--prompt", str(state.prompt), "--gen", str(state.gen),
-        "--ttft", f"{state.within}={state.ttft / 1e3:g}", "--tpot", f"{state.within}={state.tpot / 1e3:g}",
-    ]  # fmt: skip
-    for name in _PLANNED_FIELDS:
-        words += [f"--{name.replace('_', '-')}", str(value)] if (value := getattr(state, name)) else []
-    words += [word for one in state.techniques for word in ("--with", one)]
-    words += [word for one in state.what_ifs(setting.device) for word in ("--hardware-set", one)]
-    return shlex.join(words)
+def _report(state: State, place: int) -> list[Component]:
+    """The report of a loop, as `llmviewer simulate` prints it."""
+    one = serving.loop_settings(state)[place]
+    run = serving.simulation(state, one)
+    title = REPORT.title(run)
+    return [
+        html.H3([title, " ", html.Span(below(title, REPORT.headline(run)), className="soft")]),
+        *report_parts(REPORT, run),
+        *([html.P(html.Code(command), className="soft")] if (command := serving.simulate_command(state, one)) else []),
+    ]
 
 
 def register(app: Dash) -> None:
@@ -145,6 +177,25 @@ def register(app: Dash) -> None:
     def draw(points: str | None, link: str, files: Any) -> list[Component]:
         state = shown_state(link, files)
         return _result(*serving.loops_of(points, state), state)
+
+    register_clientside(
+        app,
+        "(clicked) => clicked ? String(clicked.points[0].customdata) : window.dash_clientside.no_update",
+        Output("serving-chosen", "value"), Input("serving-front", "clickData"),
+    )  # fmt: skip
+
+    @app.callback(
+        Output("serving-report", "children"), Input("serving-chosen", "value"), Held("asked", "data"),
+        Held("files", "data"), prevent_initial_call=True,
+    )  # fmt: skip
+    def report(chosen: str | None, link: str, files: Any) -> Any:
+        state = shown_state(link, files)
+        if not (chosen or "").isdecimal() or int(chosen or "") >= len(serving.loop_settings(state)):
+            return []
+        try:
+            return _report(state, int(chosen or ""))
+        except Exception as error:  # noqa: BLE001 - the page stays
+            return html.P(error_line(error, state.link), className="error", role="alert")
 
 
 TAB: Final = Tab(show=show, register=register)

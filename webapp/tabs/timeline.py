@@ -24,8 +24,7 @@ from ..results import DeviceResult, device_results
 from ..state import State
 from ..views import timeline
 from ..views.timeline import DroppedTrace
-from ..words import page_text
-from ._components import Tab, cards, figure_panel, panel, register_clientside, table, with_code, with_loading
+from ._components import Tab, figure_panel, panel, register_clientside, report_parts, with_code, with_loading
 
 TRACE: Final = "LLMVIEWER_TRACE"  # key of the server's configuration: path of a trace given at the start
 _MAX_MB, _MAX_UNPACKED_MB = timeline.MAX_TRACE_BYTES / 1e6, timeline.MAX_UNPACKED_BYTES / 1e6
@@ -70,20 +69,9 @@ def _timeline_content(recorded_pass: Timeline, devices: int) -> list[Component]:
     lanes = timeline.launch_figure(recorded_pass)
     return [
         html.H2([title, " ", html.Span(first + below(title, REPORT.headline(recorded_pass)), className="soft")]),
-        cards(REPORT.cards(recorded_pass)),
-        panel(
-            html.Ul([html.Li(page_text(one)) for one in REPORT.remarks(recorded_pass)], className="said"),
-            html.P(with_code(page_text(REPORT.basis(recorded_pass))), className="soft"),
-            className="bounds",
-        ),
-        panel(figure_panel("timeline-parts", timeline.part_figure(recorded_pass))),
-        *([panel(figure_panel("timeline-lanes", lanes, scrollZoom=True))] if lanes else []),
-        *(
-            panel(
-                html.H3(one.title), table(one.lines(), "recorded"),
-                *([html.P(one.about, className="soft")] if one.about else []),
-            )
-            for one in REPORT.tables(recorded_pass)
+        *report_parts(
+            REPORT, recorded_pass, panel(figure_panel("timeline-parts", timeline.part_figure(recorded_pass))),
+            *([panel(figure_panel("timeline-lanes", lanes, scrollZoom=True))] if lanes else []),
         ),
         html.Div([
             html.Button(label, id=f"timeline-{file_type}", type="button", className="quiet")

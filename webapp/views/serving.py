@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isnan
 from typing import Any, Final
@@ -14,21 +15,31 @@ from llmviewer.errors import InputError
 from llmviewer.records import frozen
 from llmviewer.reports import serving_front
 from llmviewer.reports.page_figures import PageFigure, page_figure
+from llmviewer.reports.parts import option_words
 from llmviewer.reports.serving_front import PERCENTILES, ClosedLoop, Targets
 from llmviewer.serving.outcome import Simulation
 from llmviewer.serving.simulation import simulate
 
+from .. import traffic
 from ..cpu_limit import check_limit
 from ..errors import error_line
 from ..results import setting_on
-from ..state import State
+from ..state import FILE_PREFIX, SERVED_FIELDS, State
 
-CONCURRENCIES: Final = (1, 4, 16, 64, 256)
+_CONCURRENCIES: Final = (1, 4, 16, 64, 256)
+_TASK_CONCURRENCIES: Final = (1, 4, 16, 32)  # of sessions and tasks, which have several requests
 _DEGREES: Final = (1, 2, 4, 8)  # of tensor parallelism, where the setting has one device
 _MAX_DEVICES_WITH_LAYOUTS: Final = 2  # with more, each has the layout of the setting
-_REQUESTS_PER_CLIENT: Final = 10
-_MIN_REQUESTS: Final = 20
+_REQUESTS_PER_CLIENT, _TASKS_PER_CLIENT = 10, 5
+_MIN_REQUESTS = 20
+_MAX_CALLS: Final = 1000  # of sessions and tasks: some two seconds
 _MAX_LOOPS: Final = 64
+_PLANNED_FIELDS: Final = (  # that `llmviewer plan` has as options
+    "quant", "library", "engine", "memory_fraction", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
+)  # fmt: skip
+_SIMULATED_FIELDS: Final = (*_PLANNED_FIELDS, "attention", "mla", "skew", "tp", "pp", "ep", "dp", "cp")
+_UNSIMULATED_FIELDS: Final = ("accounting", "mtp", "offload")
+_OPTIONS: Final = {"skew": "expert_skew"}  # by the field of the state, where the names differ
 _MAX_REASON_CHARACTERS: Final = 300
 
 
@@ -39,6 +50,16 @@ class LoopSetting:
     device: str
     tp: int
     concurrency: int
+
+    @property
+    def name(self) -> str:
+        """Device and degree, such as "h100-sxm tp=2"."""
+        return f"{self.device} tp={self.tp}" if self.tp > 1 else self.device
+
+
+def concurrencies(state: State) -> tuple[int, ...]:
+    """Numbers of clients that are simulated."""
+    return _CONCURRENCIES if state.traffic == "requests" else _TASK_CONCURRENCIES
 
 
 def degrees(state: State) -> tuple[int, ...]:
@@ -53,13 +74,64 @@ def loop_settings(state: State) -> tuple[LoopSetting, ...]:
     return tuple(
         LoopSetting(device=device, tp=tp, concurrency=concurrency)
         for device, tp in sides
-        for concurrency in CONCURRENCIES
+        for concurrency in concurrencies(state)
     )
 
 
 def loops_link(state: State) -> str:
     """Link to the inputs of the loops: states with equal ones have equal loops."""
-    return replace(state.analysis_inputs, batch=1, context=0, step="", measured="").link
+    names = ("replicas", "router") if state.traffic == "requests" else SERVED_FIELDS
+    served = {name: getattr(state, name) for name in names}
+    return replace(state.analysis_inputs, batch=1, context=0, step="", measured="", **served).link
+
+
+def arguments(state: State, one: LoopSetting) -> dict[str, Any]:
+    """The arguments of simulate() for a loop, besides its setting."""
+    if state.traffic == "requests":
+        requests = _REQUESTS_PER_CLIENT * one.concurrency
+    else:
+        requests = min(round(_TASKS_PER_CLIENT * traffic.mean_calls(state) * one.concurrency), _MAX_CALLS)
+    sent = traffic.arguments(state)
+    return {"concurrency": one.concurrency, **sent, "requests": max(requests, _MIN_REQUESTS)}
+
+
+def simulate_command(state: State, one: LoopSetting) -> str:
+    """The command that simulates a loop; an uploaded model, device or task is a file that the user has.
+
+    Empty if it has no option for an input of the state.
+    """
+    defaults = State()
+    if any(getattr(state, name) != getattr(defaults, name) for name in _UNSIMULATED_FIELDS):
+        return ""
+    options = arguments(state, one)
+    if state.traffic == "tasks":
+        options["tasks"] = traffic.task_file(state).name
+    words = (state.model.removeprefix(FILE_PREFIX), one.device.removeprefix(FILE_PREFIX))
+    return _command(f"llmviewer simulate {shlex.join(words)}", options, state, one, _SIMULATED_FIELDS)
+
+
+def plan_command(state: State, one: ClosedLoop) -> str:
+    """The command that plans servers for the request rate of a loop, with its inputs, within the same targets."""
+    setting = loop_settings(state)[one.place]
+    rate = float(f"{one.numbers['tokens_per_s'] / state.gen:.3g}")
+    options = {
+        "hardware": setting.device.removeprefix(FILE_PREFIX), "rate": rate, "prompt": state.prompt, "gen": state.gen,
+        **{name: f"{state.within}={getattr(state, name) / 1e3:g}" for name in ("ttft", "tpot")},
+    }  # fmt: skip
+    words = f"llmviewer plan {shlex.quote(state.model.removeprefix(FILE_PREFIX))}"
+    return _command(words, options, state, setting, _PLANNED_FIELDS)
+
+
+def _command(words: str, options: Mapping[str, Any], state: State, one: LoopSetting, names: Sequence[str]) -> str:
+    """A command with options, and those of the setting of a loop that it takes."""
+    defaults, side = State(), loop_state(state, one)
+    changed = {
+        _OPTIONS.get(name, name): getattr(side, name)
+        for name in names
+        if getattr(side, name) != getattr(defaults, name)
+    }
+    lists = {"techniques": state.techniques, "hardware_set": state.what_ifs(one.device)}
+    return " ".join((words, *option_words({**options, **changed, **lists})))
 
 
 def loop_state(state: State, one: LoopSetting) -> State:
@@ -67,19 +139,23 @@ def loop_state(state: State, one: LoopSetting) -> State:
     return replace(state, on=(one.device,), tp=one.tp, batch=one.concurrency).with_files(state.files)
 
 
+def simulation(state: State, one: LoopSetting) -> Simulation:
+    """The simulation of a loop.
+
+    Raises InputError if it is impossible, or takes too long.
+    """
+    return simulate(
+        setting_on(loop_state(state, one), one.device), **arguments(state, one),
+        progress=lambda _finished, _requests: check_limit(),
+    )  # fmt: skip
+
+
 def simulated(state: State, place: int) -> dict[str, Any]:
     """The loop at a place of loop_settings() as JSON; with a reason in place of numbers if it is impossible."""
     one = loop_settings(state)[place]
     row: dict[str, Any] = {"place": place, "reason": ""}
     try:
-        run = simulate(
-            setting_on(loop_state(state, one), one.device),
-            concurrency=one.concurrency,
-            prompt_lengths=state.prompt,
-            gen_lengths=state.gen,
-            requests=max(_MIN_REQUESTS, _REQUESTS_PER_CLIENT * one.concurrency),
-            progress=lambda _finished, _requests: check_limit(),
-        )
+        run = simulation(state, one)
     except Exception as error:  # noqa: BLE001 - the page stays
         return row | {"reason": error_line(error, state.link)}
     sides = {"bound": run} | ({"expected": run.expected} if run.expected else {})
@@ -98,6 +174,9 @@ def _numbers(run: Simulation) -> dict[str, Any]:
         **{f"ttft_p{p}_s": float(np.percentile(run.ttft_s, p)) for p in PERCENTILES},
         **{f"tpot_p{p}_s": float(np.percentile(run.tpot_s, p)) if len(run.tpot_s) else speed for p in PERCENTILES},
     }
+    if tasks := run.tasks:
+        numbers |= {f"task_p{p}_s": float(np.percentile(tasks.latency_s, p)) for p in PERCENTILES}
+        numbers |= {"usd_per_task": run.usd_per_task, "hit_rate": run.usage.there}
     return {name: None if isnan(value) else round(float(value), 9) for name, value in numbers.items()}
 
 
@@ -109,12 +188,13 @@ def loops_of(text: str | None, state: State) -> tuple[list[ClosedLoop], list[str
     try:
         rows = json.loads(text or "[]")
         settings = loop_settings(state)
-        return _loops(rows[:_MAX_LOOPS], settings), _reasons(rows[:_MAX_LOOPS], settings)
+        kind = "" if state.traffic == "requests" else state.traffic.removesuffix("s")
+        return _loops(rows[:_MAX_LOOPS], settings, kind), _reasons(rows[:_MAX_LOOPS], settings)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         raise InputError("loops: are damaged; reload the page") from None
 
 
-def _loops(rows: Iterable[dict[str, Any]], settings: Sequence[LoopSetting]) -> list[ClosedLoop]:
+def _loops(rows: Iterable[dict[str, Any]], settings: Sequence[LoopSetting], kind: str) -> list[ClosedLoop]:
     loops = []
     for row in rows:
         one = settings[int(row["place"])]
@@ -124,8 +204,8 @@ def _loops(rows: Iterable[dict[str, Any]], settings: Sequence[LoopSetting]) -> l
                     str(key): float("nan") if value is None else float(value) for key, value in row[basis].items()
                 }
                 loops.append(ClosedLoop(
-                    name=f"{one.device} tp={one.tp}" if one.tp > 1 else one.device, place=int(row["place"]),
-                    basis=basis, concurrency=one.concurrency, numbers=numbers,
+                    name=one.name, place=int(row["place"]),
+                    basis=basis, concurrency=one.concurrency, numbers=numbers, kind=kind,
                 ))  # fmt: skip
     return loops
 
@@ -135,7 +215,7 @@ def _reasons(rows: Iterable[dict[str, Any]], settings: Sequence[LoopSetting]) ->
     for row in rows:
         if row["reason"]:
             one = settings[int(row["place"])]
-            reasons[f"{one.device}, tp={one.tp}: {str(row['reason'])[:_MAX_REASON_CHARACTERS]}"] = None
+            reasons[f"{one.name}: {str(row['reason'])[:_MAX_REASON_CHARACTERS]}"] = None
     return list(reasons)
 
 

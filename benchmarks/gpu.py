@@ -67,6 +67,10 @@ _LARGER = {  # tiles of full size whose loops go round their stages more than on
         case("bf16", M=900, K=2500, experts=512, chosen=10),
     ],
     "norm_quantize": [case("fp8_e4m3", M=300, N=7168, group=group, residual=1) for group in (128, 7168)],
+    "sparse_indexer": [
+        case("bf16", B=3, heads=64, dim=128, kv=70000, page=64, chosen=2048, ragged=30000),
+        case("bf16", B=1, heads=64, dim=128, kv=200000, page=64, chosen=2048),
+    ],
     "mamba2_scan": [case("bf16", B=2, T=700, heads=16, dim=80, state=128, groups=2)],
     "gated_delta_scan": [case("bf16", B=2, T=700, heads=8, key_heads=4, key_dim=128, dim=128)],
     "flash_attention": [case("bf16", B=2, heads=4, kv_heads=2, dim=128, q=1000, kv=1300, ragged=90)],

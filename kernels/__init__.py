@@ -45,6 +45,7 @@ _MODULES: Final = {
     "flash_attention": "flash_attention",
     "decode_attention": "decode_attention",
     "mla_decode": "mla_decode",
+    "sparse_indexer": "sparse_indexer",
     "causal_conv_update": "causal_conv_update",
     "mamba2_update": "mamba2_update",
     "mamba2_scan": "mamba2_scan",

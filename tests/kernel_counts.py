@@ -129,6 +129,12 @@ COUNTS = [
         case("fp16", B=2, heads=4, latent=8, rope=2, kv=5, page=16),
         [(2 * 4 * 5 * (2 * 10 + 2 * 8 + 5), 2 * (2 * 4 * 10 + 2 * 5 * 10 + 2 * 4 * 8))],
     ),
+    # 4 heads and the sum over them; one scale for a key, weights of 2 bytes, and 3 numbers of the best keys
+    (
+        "sparse_indexer",
+        case("fp16", B=2, heads=4, dim=32, kv=5, page=16, chosen=3),
+        [(2 * 5 * (2 * 4 * 33 + 5), 2 * (4 * 32 + 2 * 4 + 5 * (32 + 4) + 4 * 3))],
+    ),
     # 3 heads: 2 of queries and one of keys are turned, of 8 elements each, and one of values is copied
     ("rope_cache", case("fp16", **_ROPE_CACHE), [(2 * 3 * 3 * 8, 2 * 2 * 2 * 4 * 8)]),
     ("rope_cache", case("fp16", **_ROPE_CACHE, norm=1), [(2 * 3 * 8 * (3 + 4), 2 * 2 * 2 * 4 * 8 + 2 * 2 * 8)]),

@@ -1,0 +1,236 @@
+"""The best keys of a new query of each sequence by score = scale * sum over heads of w * relu(q . k), in a paged cache.
+
+The indexer of DeepSeek sparse attention (arXiv:2512.02556, equation 1), whose queries and keys are fp8; the scale of
+each key lies beside its page, those of queries are part of w. A program scores a block of keys, with one product for
+all heads. Then the largest scores are selected exactly, of equal ones the first: programs take a part of the keys each
+and one bit of the threshold after the other, by counting in registers; a last launch selects among what they chose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+
+from ..errors import InputError
+from ..operators.attention import Heads, Indexer
+from ..operators.base import Operator, Role, Tensor
+from ..operators.masks import Causal, TopK
+from ..precision import FP32, NAMED
+from ..workload import Sequences, Workload
+from .base import Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
+
+_KEYS = 128  # that a program scores
+_PART = 8192  # scores that a program selects from: 16 a thread of 16 warps
+_MAX_CANDIDATES = 65536  # of all parts
+
+
+@triton.jit
+def _scores(
+    q_ptr, weight_ptr, k_ptr, scale_ptr, table_ptr, length_ptr, score_ptr, heads, longest, pages,
+    PAGE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    sequence, first = tl.program_id(1), tl.program_id(0) * BLOCK
+    length = tl.load(length_ptr + sequence)
+    if first < length:
+        keys, head, dims = first + tl.arange(0, BLOCK), tl.arange(0, HEADS), tl.arange(0, DIM)
+        page = tl.load(table_ptr + sequence * pages + keys // PAGE, keys < length, 0)
+        row = page.to(tl.int64) * PAGE + keys % PAGE
+        k = tl.load(k_ptr + row[:, None] * DIM + dims[None, :], keys[:, None] < length, 0.0)
+        q_at = q_ptr + (sequence * heads + head)[:, None] * DIM + dims[None, :]
+        q = tl.load(q_at, head[:, None] < heads, 0.0)
+        weight = tl.load(weight_ptr + sequence * heads + head, head < heads, 0.0).to(tl.float32)
+        products = tl.maximum(tl.dot(k, q.T), 0.0)
+        score = tl.sum(products * weight[None, :], 1) * tl.load(scale_ptr + row, keys < length, 0.0)
+        tl.store(score_ptr + sequence.to(tl.int64) * longest + keys, score, keys < length)
+
+
+@triton.jit
+def _select(
+    score_ptr, index_ptr, length_ptr, best_score_ptr, best_ptr, width,
+    CHOSEN: tl.constexpr, CHOSEN_BLOCK: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """The CHOSEN largest of a part of the scores of a sequence, in order of their numbers, and -1 where it has fewer.
+
+    index_ptr  numbers of the scores, -1 for none; None: those of their places, up to the length of the sequence
+    """
+    part, parts, sequence = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
+    place = part * PART + tl.arange(0, PART)
+    at = sequence.to(tl.int64) * width + place
+    if index_ptr is None:
+        index = place
+        valid = place < tl.load(length_ptr + sequence)
+    else:
+        index = tl.load(index_ptr + at, place < width, -1)
+        valid = index >= 0
+    score = tl.load(score_ptr + at, valid, 0.0)
+    bits = score.to(tl.int32, bitcast=True)
+    rank = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.uint32, bitcast=True) ^ 0x80000000  # in the order of floats
+    rank = tl.where(valid, rank, 0)
+    threshold = tl.zeros((), dtype=tl.uint32)
+    for step in range(32):
+        candidate = threshold | (tl.full((), 1, dtype=tl.uint32) << (31 - step))
+        threshold = tl.where(tl.sum((rank >= candidate).to(tl.int32), 0) >= CHOSEN, candidate, threshold)
+    above, equal = rank > threshold, valid & (rank == threshold)
+    room = CHOSEN - tl.sum(above.to(tl.int32), 0)
+    chosen = above | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= room))
+    found = (sequence * parts + part).to(tl.int64) * CHOSEN
+    best_at = found + tl.cumsum(chosen.to(tl.int32), 0) - 1
+    tl.store(best_ptr + best_at, index, chosen)
+    if best_score_ptr is not None:
+        tl.store(best_score_ptr + best_at, score, chosen)
+    rest = tl.arange(0, CHOSEN_BLOCK)
+    missing = (rest < CHOSEN) & (rest >= tl.sum(chosen.to(tl.int32), 0))
+    tl.store(best_ptr + found + rest, tl.full((CHOSEN_BLOCK,), -1, dtype=tl.int32), missing)
+
+
+def plan(
+    target: Target,  # noqa: ARG001
+    q: torch.Tensor,
+    weight: torch.Tensor,
+    k: torch.Tensor,
+    k_scale: torch.Tensor,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    longest: int,
+    chosen: int,
+) -> LaunchPlan:
+    """q[sequences, heads, dim] and weight[sequences, heads]; k[slots, page, dim] with k_scale[slots, page] in fp32, of
+    which table[sequences, pages] are those of each sequence and lengths[sequences] its keys, `longest` at the most, to
+    best[sequences, chosen] in ascending order, -1 after the last where there are fewer keys.
+
+    Raises InputError if the head size is no power of two of at least 32, or parts choose too many keys.
+    """
+    (sequences, heads, dim), device = q.shape, q.device
+    if dim < 32 or dim != pow2(dim):
+        raise InputError(f"dim must be a power of two of at least 32; got {dim}")
+    part = min(max(pow2(longest), pow2(chosen), 16), max(_PART, 2 * pow2(chosen)))
+    parts = cdiv(longest, part)
+    if parts * chosen > _MAX_CANDIDATES:
+        raise InputError(f"{parts} parts may choose {_MAX_CANDIDATES} keys in all; got {chosen} each")
+    score = poisoned(sequences, longest, dtype=torch.float32, device=device)
+    best = poisoned(sequences, chosen, dtype=torch.int32, device=device)
+    scoring = Launch(
+        function=_scores,
+        grid=(cdiv(longest, _KEYS), sequences),
+        arguments={
+            "q_ptr": q, "weight_ptr": weight, "k_ptr": k, "scale_ptr": k_scale, "table_ptr": table,
+            "length_ptr": lengths, "score_ptr": score, "heads": heads, "longest": longest, "pages": table.shape[1],
+            "PAGE": k.shape[1], "HEADS": max(pow2(heads), 16), "DIM": dim, "BLOCK": _KEYS,
+        },
+    )  # fmt: skip
+    if parts == 1:
+        return LaunchPlan(
+            launches=(scoring, _selection(score, None, lengths, None, best, part, parts)), outputs=(best,)
+        )
+    candidates = poisoned(sequences, parts, chosen, dtype=torch.int32, device=device)
+    scores = poisoned(sequences, parts, chosen, dtype=torch.float32, device=device)
+    first = _selection(score, None, lengths, scores, candidates, part, parts)
+    last = _selection(scores.flatten(1), candidates, None, None, best, pow2(parts * chosen), 1)
+    return LaunchPlan(launches=(scoring, first, last), outputs=(best,))
+
+
+def _selection(
+    score: torch.Tensor,
+    index: torch.Tensor | None,
+    lengths: torch.Tensor | None,
+    best_score: torch.Tensor | None,
+    best: torch.Tensor,
+    part: int,
+    parts: int,
+) -> Launch:
+    """The launch from parts of score[sequences, width] to best[sequences, parts, chosen], or without parts."""
+    return Launch(
+        function=_select,
+        grid=(parts, score.shape[0]),
+        arguments={
+            "score_ptr": score, "index_ptr": index, "length_ptr": lengths, "best_score_ptr": best_score,
+            "best_ptr": best, "width": score.shape[1], "CHOSEN": best.shape[-1], "CHOSEN_BLOCK": pow2(best.shape[-1]),
+            "PART": part,
+        },
+        num_warps=max(min(part // 512, 16), 4),
+    )  # fmt: skip
+
+
+def reference(
+    q: torch.Tensor,
+    weight: torch.Tensor,
+    k: torch.Tensor,
+    k_scale: torch.Tensor,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    longest: int,  # noqa: ARG001
+    chosen: int,
+) -> tuple[torch.Tensor, ...]:
+    """Numbers of the best keys of each sequence in ascending order, then -1; scores in fp32."""
+    best = torch.full((q.shape[0], chosen), -1, dtype=torch.int32, device=q.device)
+    for ours, weights, pages, length, row in zip(
+        q.float(), weight.float(), table.long(), lengths.tolist(), best, strict=True
+    ):
+        keys, scales = (x.float()[pages].flatten(0, 1)[:length] for x in (k, k_scale))
+        scores = (torch.relu(keys @ ours.T) * weights).sum(1) * scales
+        first = scores.sort(descending=True, stable=True).indices[:chosen].sort().values
+        row[: len(first)] = first.to(torch.int32)
+    return (best,)
+
+
+def _lengths(case: Case) -> list[int]:
+    return [case["kv"] - i * case.get("ragged") for i in range(case["B"])]
+
+
+def _make(case: Case, device: str, seed: int) -> Inputs:
+    """Inputs of whole numbers, eighths and powers of two, of which all sums are exact, and many scores equal."""
+    random, batch, heads, dim, page = Random(device, seed), case["B"], case["heads"], case["dim"], case["page"]
+    pages = cdiv(case["kv"], page)
+    shuffled = random.uniform(batch * pages, low=0, high=1).argsort()
+    scales = random.integers(batch * pages, page, low=-1, high=2, dtype=torch.float32)
+    return {
+        "q": random.integers(batch, heads, dim, low=-3, high=4, dtype=torch.float8_e4m3fn),
+        "weight": random.integers(batch, heads, low=-8, high=17, dtype=case.torch_dtype) / 8,
+        "k": random.integers(batch * pages, page, dim, low=-3, high=4, dtype=torch.float8_e4m3fn),
+        "k_scale": 2.0**scales,
+        "table": shuffled.to(torch.int32).view(batch, pages),
+        "lengths": torch.tensor(_lengths(case), dtype=torch.int32).to(device),
+        "longest": case["kv"],
+        "chosen": case["chosen"],
+    }
+
+
+def _operators(case: Case) -> tuple[Operator, ...]:
+    mask, fp8, dim = Causal(), NAMED["fp8_e4m3"], case["dim"]
+    heads = Heads(num_heads=case["heads"], num_kv_heads=1, head_dim=dim, mask=mask)
+    key_format = replace(fp8, group=dim, scale_bits=32)
+    keys = Tensor(name="keys", width=dim, format=key_format, rows=mask.keys_read, role=Role.KV_CACHE)
+    inputs = (
+        Tensor(name="q", width=heads.q_width, format=fp8),
+        keys,
+        Tensor(name="weights", width=case["heads"], format=case.format),
+    )
+    best = Tensor(name="best", width=1, rows=TopK(case["chosen"]).pairs, format=FP32)
+    return (Indexer(name="indexer", inputs=inputs, outputs=(best,), heads=heads),)
+
+
+KERNELS = (
+    Kernel(
+        name="sparse_indexer", family="indexer",
+        cases=(
+            case("fp16", B=2, heads=4, dim=32, kv=300, page=16, chosen=40, ragged=270),
+            case("fp16", B=1, heads=20, dim=64, kv=9000, page=64, chosen=100),
+            case("fp16", B=2, heads=16, dim=32, kv=17000, page=64, chosen=2048, ragged=7500),
+        ),
+        full_size=(
+            case("bf16", B=1, heads=64, dim=128, kv=65536, page=64, chosen=2048),
+            case("bf16", B=1, heads=64, dim=128, kv=8192, page=64, chosen=2048),
+            case("bf16", B=16, heads=64, dim=128, kv=8192, page=64, chosen=2048),
+            case("bf16", B=16, heads=64, dim=128, kv=65536, page=64, chosen=2048),
+            case("bf16", B=128, heads=64, dim=128, kv=8192, page=64, chosen=2048),
+        ),
+        make=_make, plan=plan, reference=reference,
+        tolerance=lambda case: (0.0, 0.0),  # sums of these inputs are exact
+        operators=_operators,
+        workload=lambda case: Workload(tuple(Sequences(batch=1, q_len=1, kv_len=kv_len) for kv_len in _lengths(case))),
+        min_sm=lambda case: 89,
+    ),
+)  # fmt: skip

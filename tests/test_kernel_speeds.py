@@ -90,14 +90,30 @@ def attention_speeds(gpu):
     yield "`flash_attention`, prompts from 1024", "the best SDPA", both.vendor / both.time_us
 
 
+def expert_speeds(gpu):
+    """(kernel, relative to) -> ratios of speeds of experts, where products of as many OPs on as many weights, each of
+    one matrix, were measured.
+    """
+    rows = measured(gpu)
+    dense = products(rows, ["gemm"], "bf16").set_index(["M", "N", "K"]).time_us.groupby(level=[0, 1, 2]).min()
+    ratios = []
+    for one in rows[(rows.family == "moe") & (rows.kernel == "fused_moe")].itertuples():
+        each = one.tokens * one.topk / one.experts
+        both = (each, 2 * one.experts * one.inter, one.hidden), (each, one.experts * one.hidden, one.inter)
+        if all(sizes in dense.index for sizes in both):
+            ratios.append(sum(dense[sizes] for sizes in both) / one.time_us)
+    yield "`fused_moe`, from 4 tokens an expert", "its products dense, by `gemm`", ratios
+
+
 def speed_lines():
-    """The lines of the table of speeds: rows, median and range of each GPU."""
+    """The lines of the table of speeds: rows, median and range of each GPU, of what was measured on any."""
     cells = {}
-    for gpu in DEVICES:
-        for kernel, relative, ratios in (*product_speeds(gpu), *attention_speeds(gpu)):
-            low, middle, high = np.quantile(ratios, (0, 0.5, 1))
-            line = cells.setdefault((kernel, relative), [kernel, relative])
-            line += [str(len(ratios)), f"{middle:.2f}", f"{low:.2f} to {high:.2f}"]
+    for place, gpu in enumerate(DEVICES):
+        for kernel, relative, ratios in (*product_speeds(gpu), *expert_speeds(gpu), *attention_speeds(gpu)):
+            if len(ratios):
+                low, middle, high = np.quantile(ratios, (0, 0.5, 1))
+                line = cells.setdefault((kernel, relative), [kernel, relative, *len(DEVICES) * 3 * ["-"]])
+                line[2 + 3 * place : 5 + 3 * place] = str(len(ratios)), f"{middle:.2f}", f"{low:.2f} to {high:.2f}"
     return list(cells.values())
 
 

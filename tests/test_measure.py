@@ -255,6 +255,10 @@ def test_questions_of_experts_latent_attention_and_windows():
     found = problems(["deepseek-v2-lite", "gemma-3-12b"], ["bf16"])
     experts = {tuple(q[n] for n in ("hidden", "inter", "topk", "experts", "gated")) for q in found if q.family == "moe"}
     assert experts == {(2048, 1408, 6, 64, 1)}
+    dense = {(q["M"], q["N"], q["K"]) for q in found if q.op == "dense_experts"}  # rows of each expert, through all
+    assert dense == {
+        (m, *sizes) for m in (6, 12, 24, 48, 96, 192, 384, 768) for sizes in ((64 * 2816, 2048), (64 * 2048, 1408))
+    }
     latent = {(q.op, q["head_dim"], q["v_head_dim"], q["kv_heads"]) for q in found if q.op.startswith("mla")}
     assert latent == {("mla_absorb", 576, 512, 1), ("mla_unabsorbed", 192, 128, 16)}
     assert {q["window"] for q in found if q.op == "gqa"} == {0, 1024}

@@ -29,6 +29,7 @@ _STEPS: Final = (1, 2, 3, *sorted(m << n for m in range(4, 8) for n in range(7))
 _PROMPTS: Final = tuple(2**n for n in range(7, 14))  # 128 to 8192
 _PASTS: Final = tuple(2**n for n in range(7, 16))  # 128 to 32768
 _TABLE: Final = 2**14  # rows of an embedding; rows of larger tables come from memory just the same
+_MIN_EXPERT_ROWS: Final = 4  # rows of each expert with which 98 % have any if tokens choose at random
 _MOST_TOKENS: Final = 16384  # most tokens of a prefill
 _MOST_CACHED: Final = 2**20  # most cached tokens of all sequences
 
@@ -254,5 +255,18 @@ def _experts(shapes: Sequence[tuple[int, ...]], chosen: int, dtype: str) -> Iter
     columns = {"hidden": hidden, "inter": inter, "topk": chosen, "experts": count, "gated": int(len(shapes) > 2)}
     yield from _problems_of("moe", "moe", dtype, [{"tokens": tokens} | columns for tokens in _TOKENS])
     if kernel_type(dtype).weight >= 2:
+        yield from _problems_of("gemm", "dense_experts", dtype, _dense_experts(shapes, chosen))
         for name in ("permute", "combine"):
             yield from _elementwise(name, dtype, cols=hidden, topk=chosen, experts=count)
+
+
+def _dense_experts(shapes: Sequence[tuple[int, ...]], chosen: int) -> Iterator[dict[str, int]]:
+    """Sizes of the products that take as many tokens through the weights of all experts together, as one matrix each:
+    as many OPs on as many weights. Only where nearly all experts have tokens, and alike.
+    """
+    count, inter, hidden = shapes[0]
+    for tokens in _TOKENS:
+        rows, rest = divmod(tokens * chosen, count)
+        if rows >= _MIN_EXPERT_ROWS and not rest:
+            yield {"M": rows, "N": count * inter * (len(shapes) - 1), "K": hidden}
+            yield {"M": rows, "N": count * hidden, "K": inter}

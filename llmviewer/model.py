@@ -13,7 +13,7 @@ from .forms import TARGET, Form, Num, evaluate, total
 from .graph import Actions, Block, Graph
 from .operators.attention import QK
 from .operators.base import Role, Tensor
-from .operators.convolution import Conv1d
+from .operators.convolution import Conv1d, Conv2d
 from .operators.embedding import Embedding
 from .operators.images import Patches, Place
 from .operators.linear import LatentExpansion, LMHead
@@ -140,7 +140,8 @@ class Model:
     @cached_property
     def image_input_tokens(self) -> int:
         """Tokens per image, if images are the only input; 0 if the model processes a prompt."""
-        return next((op.tokens for block, op in self.graph if isinstance(op, Patches) and block.main), 0)
+        firsts = (op for block, op in self.graph if isinstance(op, Patches | Conv2d) and block.main)
+        return next((op.tokens for op in firsts), 0)
 
     @cached_property
     def is_encoder_decoder(self) -> bool:

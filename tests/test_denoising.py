@@ -247,3 +247,10 @@ def test_sweeps_count_the_passes_too():
 def test_invalid_denoising_parameters_are_refused(model, asked, error):
     with pytest.raises(InputError, match=f"^denoising: {error}$"):
         Setting.of(model, "h100-sxm", techniques=[f"denoising{asked}"])
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("sd1.5", 64**2), ("sdxl-base-1.0", 128**2)])
+def test_notes_say_how_many_tokens_an_image_is(name, tokens):
+    note = f"encodes an image as {tokens} tokens: --prompt {tokens} counts one image"
+    assert any(note in each for each in analyze(name, "h100-sxm").notes)
+    assert not any("counts one image" in each for each in analyze(name, "h100-sxm", prompt=tokens).notes)

@@ -197,6 +197,24 @@ def test_layers_of_several_kinds_are_described(described):
     assert model.attention == "GQA window 4096, state"
 
 
+def test_repeated_groups_are_their_layers_in_turn(described):
+    pair = [
+        f"{{name: {name}, mixer: {{kind: attention, num_heads: 4, head_dim: 16}}, "
+        f"feed_forward: {{kind: mlp, inner: {inner}}}}}"
+        for name, inner in (("narrow", 32), ("wide", 128))
+    ]
+    config = "  vocab_size: 10\n  hidden_size: 64\n  layers: [{}]\n"
+    group, single = f"{{repeat: 3, layers: [{', '.join(pair)}]}}", ", ".join(pair * 3)
+    assert load_model(described(config.format(group))).graph == load_model(described(config.format(single))).graph
+    for text, error in (
+        (group.replace("repeat", "name: x, repeat"), r"layers\[0\]\.name: unknown key"),
+        (group.replace("{name", "{repeat: 2, name"), r"layers\[0\]\.layers\[0\]\.repeat: unknown key"),
+        ("{repeat: 5001, layers: [" + ", ".join(pair) + "]}", r"must make at most 10000 layers of all; got 10002$"),
+    ):
+        with pytest.raises(InputError, match=error):
+            load_model(described(config.format(text)))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "error"),
     [

@@ -110,10 +110,10 @@ def by_turns(rate, through, every, step, turns):
         often = comes / (comes + math.exp(-rate * read))
         prompts = min(max(rate * (often * read + (1 - often) * step) / often, 1), turns)
         read = alone + (every * turns - alone) * (prompts - 1) / (turns - 1)
-    mean = often * read + (1 - often) * step
-    own = min(rate * mean / turns, often)
-    waits = often * read**2 / mean / 2 + own * mean / (1 - own) / 2
-    return mean / (1 - own), read + waits, (1 - often) * step**2 / mean / 2
+    busy = rate * read / prompts
+    decoding = (1 - busy) / step + rate / prompts * (1 - prompts / turns)  # steps a second in which one decodes
+    left = 1 - busy * prompts / turns
+    return 1 / decoding, read + busy * read / 2 / left, (1 - busy) * step / 2 / left
 
 
 @pytest.mark.slow("tries every setting by hand")

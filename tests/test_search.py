@@ -179,11 +179,17 @@ def test_a_report_says_when_nothing_fits_or_is_fast_enough():
         ({"proxy": "size"}, "proxy must be one of layers, active, all"),
         ({"by": "cost"}, "by must be one of tpot, ttft, latency"),
         ({"tpot": -1}, "tpot"),
+        ({"tpot": 1, "gen": 1}, "gen must be at least 2 for a time per output token"),
+        ({"by": "tpot", "gen": 1}, "gen must be at least 2 for a time per output token"),
     ],
 )
 def test_invalid_arguments_are_errors(asked, error):
     with pytest.raises(InputError, match=error):
         llmviewer.search(**{"model": "gpt2", "hardware": "t4", "over": {"depth": [4]}, **asked})
+
+
+def test_a_single_token_is_ranked_by_its_time():
+    assert llmviewer.search("gpt2", "t4", {"depth": [4, 8]}, gen=1, bound=True).by == "ttft"
 
 
 def test_encoders_have_one_pass():

@@ -372,3 +372,8 @@ def test_the_page_says_what_engines_are_expected_to_write():
         else:
             predicted = f"predicted, {100 * (speed / row.tokens_per_s - 1):+.0f} %"
             assert (measured, how) == (f"{row.tokens_per_s:.1f}", "fitted" if row.fitted else predicted), name
+
+
+@pytest.mark.parametrize(("alias", "name"), [("trtllm", "tensorrt-llm"), ("llamacpp", "llama.cpp"), ("mlx-lm", "mlx")])
+def test_engines_have_the_names_of_their_packages(alias, name):
+    assert find_engine(alias).name == name == find_engine(alias.upper()).name

@@ -9,6 +9,8 @@
         name: local
         mixer: {kind: attention, num_heads: 32, num_kv_heads: 8, head_dim: 128, rotary_dim: 128, window: 4096}
         feed_forward: {kind: experts, experts: 64, chosen: 4, inner: 1408, shared: {inner: 2816, gated: true}}
+      - repeat: 2
+        layers: [{mixer: ...}, {mixer: ..., feed_forward: ...}]
     mtp: {repeat: 1}
 
 Keys of a part are the fields of its class; those of Heads stand among those of the attention. docs/descriptions.md
@@ -74,7 +76,8 @@ FEED_FORWARD: Final[Mapping[str, type[Any]]] = {"mlp": Mlp, "experts": Experts, 
 NESTED: Final[Mapping[str, type[Any]]] = {"Mlp | None": Mlp, "Index | None": Index}  # mappings within a part
 _MASKS: Final[Mapping[str, Callable[[int], Mask]]] = {"window": Causal, "chunk": Chunked}
 _DEFAULT_ACT: Final = "silu"
-_LAYER_KEYS: Final = ("repeat", "name", "mixer", "feed_forward", "residual")
+_LAYER_KEYS: Final = ("name", "mixer", "feed_forward", "residual")
+_GROUP_KEYS: Final = ("repeat", "layers")
 _MTP_KEYS: Final = ("repeat", "mixer", "feed_forward", "residual")
 _NAME: Final = re.compile(r"[A-Za-z]\w*")
 _T = TypeVar("_T")
@@ -98,19 +101,30 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _layers(config: Section, hidden: int) -> list[Layer]:
+    """The layers of a list, in which `repeat` may cover one layer or the `layers` of a group."""
     layers: list[Layer] = []
     for section in config.sections("layers"):
-        section.only(_LAYER_KEYS)
-        layer = _layer(section, hidden)
-        if layer is None:
-            raise section.error("mixer", "a layer needs a mixer or a feed_forward")
-        name, repeat = section.text("name", "layer"), section.count("repeat", 1)
-        if not _NAME.fullmatch(name):
-            raise section.error("name", f"must be a letter, then letters, digits or _; got {name!r}")
-        if len(layers) + repeat > MAX_COUNT:
-            raise section.error("repeat", f"must make at most {MAX_COUNT} layers of all; got {len(layers) + repeat}")
-        layers += [replace(layer, name=name)] * repeat
+        if section.has("layers"):
+            section.only(_GROUP_KEYS)
+            group = [_named_layer(part, hidden) for part in section.sections("layers")]
+        else:
+            group = [_named_layer(section, hidden, "repeat")]
+        count = len(group) * section.count("repeat", 1)
+        if len(layers) + count > MAX_COUNT:
+            raise section.error("repeat", f"must make at most {MAX_COUNT} layers of all; got {len(layers) + count}")
+        layers += group * section.count("repeat", 1)
     return layers
+
+
+def _named_layer(section: Section, hidden: int, *other_keys: str) -> Layer:
+    section.only((*other_keys, *_LAYER_KEYS))
+    layer = _layer(section, hidden)
+    if layer is None:
+        raise section.error("mixer", "a layer needs a mixer or a feed_forward")
+    name = section.text("name", "layer")
+    if not _NAME.fullmatch(name):
+        raise section.error("name", f"must be a letter, then letters, digits or _; got {name!r}")
+    return replace(layer, name=name)
 
 
 def _layer(section: Section, hidden: int) -> Layer | None:

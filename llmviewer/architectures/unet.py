@@ -38,7 +38,7 @@ _TAPS: Final = 9  # of a convolution over 3 x 3 positions
 _SIZES: Final = 6  # numbers of the size and the crop of the image, inputs of SDXL
 _UNREAD: Final = (
     "_class_name _diffusers_version _name_or_path act_fn center_input_sample downsample_padding flip_sin_to_cos"
-    " freq_shift mid_block_scale_factor norm_eps norm_num_groups sample_size upcast_attention use_linear_projection"
+    " freq_shift mid_block_scale_factor norm_eps norm_num_groups upcast_attention use_linear_projection"
     " resnet_out_scale_factor dropout addition_embed_type_num_heads"
 )
 _FIXED_FIELDS: Final = {  # fields that change the network, with the one value that Stable Diffusion has
@@ -88,6 +88,7 @@ def build(config: Section, fmt: Format) -> Graph:
         attends_up=tuple(kind in _ATTENDING for kind in ups),
         layers=config.integer("layers_per_block", 2),
         channels=config.integer("in_channels", 4),
+        tokens=config.integer("sample_size", 0, least=0) ** 2,
         out=config.integer("out_channels", 4),
         added=added,
         size_waves=config.integer("addition_time_embed_dim", 256) if added else 0,
@@ -124,11 +125,11 @@ class _UNet:
         return 4 * self.widths[0]
 
     def graph(
-        self, *, attends: Sequence[bool], attends_up: Sequence[bool], layers: int, channels: int, out: int, added: int,
-        size_waves: int,
+        self, *, attends: Sequence[bool], attends_up: Sequence[bool], layers: int, channels: int, tokens: int, out: int,
+        added: int, size_waves: int,
     ) -> Graph:  # fmt: skip
         """The whole network."""
-        first = _conv(self.parts, "conv_in", self.parts.tensor("latent", channels), self.widths[0])
+        first = _conv(self.parts, "conv_in", self.parts.tensor("latent", channels), self.widths[0], tokens=tokens)
         blocks = [
             Block(name="conv_in", operators=(first,), input="latent", output="conv_in"),
             self._text_block(),
@@ -320,6 +321,6 @@ def _prefixed(tensor: Tensor, prefix: str) -> Tensor:
     return replace(tensor, name=f"{prefix}{tensor.name}") if tensor.name in internal_names else tensor
 
 
-def _conv(parts: Parts, name: str, x: Tensor, width: int, taps: int = _TAPS) -> Conv2d:
+def _conv(parts: Parts, name: str, x: Tensor, width: int, taps: int = _TAPS, *, tokens: int = 0) -> Conv2d:
     weights = (parts.weight(f"{name}.weight", width, x.width, taps), parts.weight(f"{name}.bias", width))
-    return Conv2d(name=name, inputs=(x,), outputs=(parts.tensor(name, width),), weights=weights)
+    return Conv2d(name=name, inputs=(x,), outputs=(parts.tensor(name, width),), weights=weights, tokens=tokens)

@@ -34,7 +34,7 @@ _SEVERAL_DEVICES: Final = 4  # from which graphs are larger
 
 _VERSION: Final = re.compile(r"\d+(\.\d+)*")
 _KEYS: Final = (
-    "title", "note", "version", "sources", "kernels", "host", "frontend", "schedulers", "cache", "memory", "fused",
+    "title", "aliases", "note", "version", "sources", "kernels", "host", "frontend", "schedulers", "cache", "memory", "fused",
     "overlap", "row", "limits", "earlier",
 )  # fmt: skip
 
@@ -342,9 +342,7 @@ def find_engine(name: str, library: str = "", options: ServerOptions = AS_SHIPPE
 
     Raises InputError, with the nearest names, if it is unknown, or if another library is requested.
     """
-    if name not in engine_names():
-        raise InputError(f"no engine {name!r}; {suggest(name, engine_names())}")
-    engine = replace(_read(name, options.version), options=options)
+    engine = replace(_read(_canonical_name(name), options.version), options=options)
     if library:
         raise InputError(f"library must be left out beside engine {name}, which runs kernels of {engine.library}")
     return engine
@@ -354,6 +352,20 @@ def find_engine(name: str, library: str = "", options: ServerOptions = AS_SHIPPE
 def engine_names() -> tuple[str, ...]:
     """Names of all engines."""
     return tuple(sorted(path.stem for path in data_dir("engines").glob("*.yaml")))
+
+
+def _canonical_name(name: str) -> str:
+    """The name of an engine, of which `name` may be another.
+
+    Raises InputError, with the nearest names, if it is unknown.
+    """
+    names, lowered = engine_names(), name.lower()
+    if lowered in names:
+        return lowered
+    for canonical in names:
+        if lowered in read_yaml(data_dir("engines") / f"{canonical}.yaml").texts("aliases"):
+            return canonical
+    raise InputError(f"no engine {name!r}; {suggest(name, names)}")
 
 
 @cache

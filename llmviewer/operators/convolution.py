@@ -31,5 +31,11 @@ class Conv1d(Convolution):
     """y[row, n] = sum over taps and k of x[stride row + tap, k] * weight[n, k, tap]"""
 
 
+@frozen(kw_only=True)
 class Conv2d(Convolution):
-    """y[row, column, n] = sum over taps and k of x[stride row + tap, stride column + tap, k] * weight[n, k, taps]"""
+    """y[row, column, n] = sum over taps and k of x[stride row + tap, stride column + tap, k] * weight[n, k, taps]
+
+    tokens  positions of an image of the size that the model was made for, if this is its first operator; 0: unknown
+    """
+
+    tokens: int = 0

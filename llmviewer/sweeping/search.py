@@ -223,7 +223,7 @@ def search(
     base = Setting.of(space.model, hardware, **options)
     request = Request(batch=batch, prompt=prompt, gen=gen).of_model(base.model)
     targets = ShapeTargets(ttft_s=ttft or inf, tpot_s=tpot or inf, latency_s=latency or inf)
-    objective = _objective(by, targets, base.model)
+    objective = _objective(by, targets, base.model, request.gen or 0)
     shared = {name: value for name, value in options.items() if name != "hardware_set"}
 
     def lower(index: int) -> Setting:
@@ -289,15 +289,17 @@ def _tried(
     return tried
 
 
-def _objective(by: str, targets: ShapeTargets, model: Model) -> Objective:
-    """The time of the front."""
+def _objective(by: str, targets: ShapeTargets, model: Model, gen: int) -> Objective:
+    """The time of the front, by default that of the first target, else TPOT where there are decode steps."""
     timed = (Objective.TPOT, Objective.TTFT, Objective.LATENCY)
     if by and by not in timed:
         raise InputError(f"by must be one of {', '.join(timed)}; got {by!r}")
     if not model.generates and (by == Objective.TPOT or targets.tpot_s < inf):
         raise InputError(f"{model.name} does not generate: it has no time per output token; give ttft")
+    if gen == 1 and (by == Objective.TPOT or targets.tpot_s < inf):
+        raise InputError("gen must be at least 2 for a time per output token: one token has no decode step; got 1")
     first_target = next((name.removesuffix("_s") for name in targets.given()), "")
-    return Objective(by or first_target or (Objective.TPOT if model.generates else Objective.TTFT))
+    return Objective(by or first_target or (Objective.TPOT if gen > 1 else Objective.TTFT))
 
 
 def _numbers(space: ShapeSpace, lower: Callable[[int], Setting], request: Request) -> tuple[Columns, Indices]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..operators.linear import LMHead
@@ -81,16 +81,19 @@ class Denoising(Technique):
 
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         model = setting.model
-        has_head = any(isinstance(op, LMHead) for _, op in model.graph)
-        reasons = {
-            f"{model.name} generates token by token; denoising is for models without a KV cache": model.generates,
-            f"tokens must be 0: {model.name} has no prediction head": self.tokens and not has_head,
-            f"block must divide the {self.tokens} tokens; got {self.block}": self.block
-            and (not self.tokens or self.tokens % self.block),
-            f"teacher must take more than the {self.steps} steps of its student; got {self.teacher}": self.teacher
-            and self.teacher <= self.steps,
-            "guided_teacher needs a teacher, and no guidance of the student; give teacher=50": self.guided_teacher
-            and (self.guidance or not self.teacher),
-            f"steps must be a multiple of the {self.blocks} blocks; got {self.steps}": self.steps % max(self.blocks, 1),
-        }
-        return next((reason for reason, holds in reasons.items() if holds), "")
+        if model.generates:
+            return f"{model.name} generates token by token; denoising is for models without a KV cache"
+        if self.tokens and not any(isinstance(op, LMHead) for _, op in model.graph):
+            return f"tokens must be 0: {model.name} has no prediction head"
+        return next(self._contradictions(), "")
+
+    def _contradictions(self) -> Iterator[str]:
+        """Reasons why the parameters contradict each other."""
+        if self.block and (not self.tokens or self.tokens % self.block):
+            yield f"block must divide the {self.tokens} tokens; got {self.block}"
+        if self.teacher and self.teacher <= self.steps:
+            yield f"teacher must take more than the {self.steps} steps of its student; got {self.teacher}"
+        if self.guided_teacher and (self.guidance or not self.teacher):
+            yield "guided_teacher needs a teacher, and no guidance of the student; give teacher=50"
+        if self.steps % self.blocks:
+            yield f"steps must be a multiple of the {self.blocks} blocks; got {self.steps}"

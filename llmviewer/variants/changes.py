@@ -21,6 +21,7 @@ from ..precision import BF16, FP16, NAMED, Format, Scheme, notation, parse_schem
 from ..resource import matrix
 from ..setting import Setting
 from ..techniques import Requirement, Technique, parse_technique, techniques
+from ..transforms.mixtures import MIXTURES
 from ..transforms.offload import HOST
 from ..transforms.quantize import PUBLISHED
 from .evaluation import Evaluation
@@ -74,7 +75,8 @@ def deployed_precisions(setting: Setting) -> Iterator[Change]:
     bits = _mean_bits(setting.graph)
     if engine in LOCAL_PRECISIONS:
         widest = bits - _BITS_TOLERANCE
-        texts = {text: f"{each:g}-bit weights" for text, each in LOCAL_PRECISIONS[engine].items() if each < widest}
+        narrow = ((text, each) for text, each in LOCAL_PRECISIONS[engine].items() if each < widest)
+        texts = {text: f"{_named_bits(text, each):g}-bit weights" for text, each in narrow}
     else:
         texts = {text: about for text, about in PRECISIONS.items() if _is_deployed(text, setting, bits)}
     for text, about in texts.items():
@@ -83,6 +85,12 @@ def deployed_precisions(setting: Setting) -> Iterator[Change]:
     if cache is None or cache.bits > 8:
         for text, about in _LOCAL_CACHES.get(engine, _SERVER_CACHES).items():
             yield _precision(text, about, CACHE)
+
+
+def _named_bits(text: str, bits: float) -> float:
+    """The bits by which users name a precision: of a file type with its scales, of a format without."""
+    weight = None if text in MIXTURES else parse_scheme(text).weight
+    return weight.bits if weight else bits
 
 
 def _is_deployed(text: str, setting: Setting, bits: float) -> bool:

@@ -34,8 +34,8 @@ _SEVERAL_DEVICES: Final = 4  # from which graphs are larger
 
 _VERSION: Final = re.compile(r"\d+(\.\d+)*")
 _KEYS: Final = (
-    "title", "aliases", "note", "version", "sources", "kernels", "host", "frontend", "schedulers", "cache", "memory", "fused",
-    "overlap", "row", "limits", "earlier",
+    "title", "aliases", "note", "version", "sources", "kernels", "host", "frontend", "schedulers", "cache", "memory",
+    "fused", "overlap", "row", "limits", "earlier",
 )  # fmt: skip
 
 

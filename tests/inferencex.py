@@ -39,6 +39,9 @@ _CHUNKS = {"h200-sxm": 32768, "mi300x": 131072, "mi325x": 131072, "mi355x": 1966
 _POLLED = ("b200", "b300")  # SGLang looks for requests after 30 decode steps there, or 10 with few clients
 _LEAST = 0.8  # of a length
 _FRACTIONS = {"vllm": 0.9, "tensorrt-llm": 0.85, "atom": None}  # of gpt-oss
+_VERSION = (
+    "0.13"  # of vLLM, of January 2026; the script of B200 sets fuse_allreduce_rms, which later ones do by default
+)
 with (Path(__file__).parent / "inferencex.csv").open() as lines:
     _EVERY = list(csv.DictReader(lines))
 ROWS = [row for row in _EVERY if not row["drafted"]]
@@ -69,6 +72,7 @@ def _asked(row):
     return {
         "quant": None if row["quant"] == "published" else row["quant"], "memory_fraction": memory_fraction(row),
         "engine": KERNELS.get(row["engine"], row["engine"]), "layout": row["layout"],
+        "engine_version": _VERSION if row["engine"] == "vllm" and row["device"] != "b200" else "",
     }  # fmt: skip
 
 

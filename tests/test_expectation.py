@@ -439,7 +439,9 @@ def test_a_recurrence_without_measured_rule_has_factors_of_steps_and_of_prompts(
 def test_absorbed_latent_attention_is_expected_from_measured_absorbed_kernels(phase):
     analysis = llmviewer.analyze("deepseek-v3", "h100-sxm", layout="tp=8", engine="sglang", mla="absorbed", prompt=4096)
     op = next(op for op in dict(analysis.phases)[phase].operators if op.name == "attention")
-    assert op.expectation_source == "calibrated on h100-sxm sglang 0.5.14 flash_attention mla_absorb"
+    attention, *cache_write = op.expectation_source.split("; ")
+    assert attention == "calibrated on h100-sxm sglang 0.5.14 flash_attention mla_absorb"
+    assert cache_write == ["calibrated on h100-sxm sarathi 2024 add"]
 
 
 def test_missing_core_counts_come_from_a_similar_device_and_are_labelled():

@@ -156,7 +156,8 @@ def test_slow_newest_kernels_of_experts_are_named_with_the_option_of_the_server(
 def test_operators_that_an_engine_runs_in_one_launch_are_named():
     shown = " ".join(analyze("qwen3-32b", "h100-sxm", quant="fp8", layout="tp=2", engine="vllm").notes)
     assert "one launch of vLLM each" in shown
-    assert "q_proj+k_proj+v_proj, gate_proj+up_proj" in shown
+    products, fused = ("q_proj+k_proj+v_proj", "gate_proj+up_proj"), ("attn_add+mlp_norm", "mlp_add+attn_norm")
+    assert all(launch in shown for launch in (*products, *fused))
     assert "one launch" not in " ".join(analyze("qwen3-32b", "h100-sxm", layout="tp=2").notes)
     assert "one launch" not in " ".join(analyze("qwen3-8b", "rtx-4090", quant="Q4_K_M", engine="llama.cpp").notes)
     alone = " ".join(analyze("llama-2-7b", "a100-sxm-80gb", engine="huggingface").notes)
@@ -164,15 +165,19 @@ def test_operators_that_an_engine_runs_in_one_launch_are_named():
 
 
 def test_tables_mark_operators_in_the_launch_of_the_row_above():
-    """Each launch of an engine has one number in the column of launches, that of its first operator."""
+    """Each launch of an engine has one number in the column of launches, that of its first operator; a norm that is
+    fused with the layer before has its own.
+    """
     engine, plain = (analyze("qwen3-32b", "h100-sxm", layout="tp=2", engine=name) for name in ("vllm", ""))
     phase = engine.phases.decode
     shared = {op.name: op.shared_launch for op in phase.operators if op.shared_launch}
-    assert shared == dict.fromkeys(("q_proj", "k_proj", "v_proj"), "q_proj+k_proj+v_proj") | dict.fromkeys(
-        ("gate_proj", "up_proj"), "gate_proj+up_proj"
-    )
+    launches = (
+        "q_proj+k_proj+v_proj", "o_proj_all_reduce+attn_add+mlp_norm", "gate_proj+up_proj",
+        "down_proj_all_reduce+mlp_add+attn_norm",
+    )  # fmt: skip
+    assert shared == {name: launch for launch in launches for name in launch.split("+")}
     column = COLUMNS.index("x")
     marked = [row[0].text for row in rows(phase, per_call=False) if row[column].text == "+"]
-    assert marked == ["k_proj", "v_proj", "up_proj"]
+    assert marked == ["k_proj", "v_proj", "attn_add", "mlp_norm", "up_proj", "mlp_add"]
     assert {op.shared_launch for op in plain.phases.decode.operators} == {""}
     assert not any(row[column].text == "+" for row in rows(plain.phases.decode, per_call=False))

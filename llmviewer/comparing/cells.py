@@ -467,14 +467,14 @@ def launch_together(cells: Iterable[Cell]) -> None:
         for cell, _, row in group:
             kernels, graph = cell.setting.kernels, fleet.graphs[row]
             assert kernels
-            library = kernels.library, kernels.half
-            if (*library, id(graph)) not in sequences:
-                known_launches = shared.setdefault((name, cell.layout, cell.batches, *library), {})
+            key = kernels.launch_key
+            if (*key, id(graph)) not in sequences:
+                known_launches = shared.setdefault((name, cell.layout, cell.batches, *key), {})
                 estimates = device_estimates(operators, graph, row)
-                sequences[*library, id(graph)] = kernels.launches_for(estimates, workload, known_launches)
-            bounds = {key: np.asarray(row_of(time_s, row)) for key, time_s in distinct.items()}
+                sequences[*key, id(graph)] = kernels.launches_for(estimates, workload, known_launches)
+            bounds = {place: np.asarray(row_of(time_s, row)) for place, time_s in distinct.items()}
             launched = PassLaunches(
-                operators=fleet.operators, launches=sequences[*library, id(graph)],
+                operators=fleet.operators, launches=sequences[*key, id(graph)],
                 bounds=[bounds[id(one.busy_s)] for one in operators], prefills=workload.prefills,
                 prefilling=workload.prefills,
             )  # fmt: skip

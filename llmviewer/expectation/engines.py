@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
+from math import inf
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -31,6 +32,8 @@ LOCAL: Final = "docs/serving.md#local-engines"
 TOTAL, FREE, REST = "total", "free", "rest"  # what the memory fraction of an engine is of
 PAGES, SPLIT, CONTEXT, SEQUENCES = "pages", "split", "context", "sequences"  # division of a pool among layers
 _SEVERAL_DEVICES: Final = 4  # from which graphs are larger
+ALL_REDUCE: Final = "all_reduce"  # in the operators of a fusion, beside kinds
+QUANTIZE: Final = "quantize"
 
 _VERSION: Final = re.compile(r"\d+(\.\d+)*")
 _KEYS: Final = (
@@ -119,6 +122,52 @@ class Default(NamedTuple):
 def _with_tokens(policy: str, tokens: int) -> str:
     """A policy with `tokens` tokens per step; policies without a limit stay as they are."""
     return re.sub(r":\d+", f":{tokens}", policy, count=1)
+
+
+@frozen(kw_only=True)
+class LaunchFusion:
+    """Operators that an engine runs in one launch.
+
+    operators     their kinds in sequence; an all-reduce, ALL_REDUCE, comes first; the quantization of what a product
+                  reads, QUANTIZE, comes last
+    products      data types of the products whose inputs are quantized so
+    library       library whose all-reduce it is; "": that of the engine
+    on            generations of GPUs with this launch; empty: all
+    experts_only  whether only models with experts have it
+    max_tokens    tokens up to which an all-reduce is fused
+    max_bytes     its longest message by number of devices, as (devices, B); empty: any
+    """
+
+    operators: tuple[str, ...]
+    products: tuple[str, ...] = ()
+    library: str = ""
+    on: tuple[str, ...] = ()
+    experts_only: bool = False
+    max_tokens: float = inf
+    max_bytes: tuple[tuple[int, float], ...] = ()
+
+    def max_bytes_of(self, devices: int) -> float:
+        """The longest message that so many devices fuse with what follows. [B]"""
+        return dict(self.max_bytes).get(devices, 0.0) if self.max_bytes else inf
+
+
+@frozen(kw_only=True)
+class LaunchRules:
+    """Division of operators among launches by an engine, beyond that of all measured libraries.
+
+    fusions           operators in one launch
+    has_cache_writes  whether new keys and values are written to the cache by a launch of its own before attention
+    """
+
+    fusions: tuple[LaunchFusion, ...] = ()
+    has_cache_writes: bool = False
+
+    def quantizes(self, writer: str, product: str) -> bool:
+        """Whether an operator of kind `writer` also quantizes what a product of this data type reads."""
+        return any(one.operators == (writer, QUANTIZE) and product in one.products for one in self.fusions)
+
+
+PLAIN: Final = LaunchRules()
 
 
 class Row(NamedTuple):
@@ -249,7 +298,7 @@ class Engine:
     defaults  default schedulers; the last one that applies to a device is used
     block     tokens per block of its cache
     memory    what it does with memory; None if unknown
-    fused     names of fusions that its launches have
+    launching  division of operators among launches
     experts_option    option of its server that chooses the kernel of experts; "" if unknown
     limited_products  data type of products that leave the cores of collectives free in whole prefills with two-batch
               overlap; "" for none
@@ -272,7 +321,7 @@ class Engine:
     defaults: tuple[Default, ...]
     block: int = 16
     memory: MemoryRules | None = None
-    fused: tuple[str, ...] = ()
+    launching: LaunchRules = PLAIN
     experts_option: str = ""
     limited_products: str = ""
     row: Row | None = None
@@ -390,7 +439,10 @@ def _read(name: str, version: str) -> Engine:
         frontend=_frontend(file.section("frontend")) if file.has("frontend") else DIRECT,
         defaults=tuple(_default(part) for part in file.sections("schedulers")),
         memory=_memory(file.section("memory")) if file.has("memory") else None,
-        fused=file.texts("fused"),
+        launching=LaunchRules(
+            fusions=tuple(map(_fusion, file.sections("fused"))) if file.has("fused") else (),
+            has_cache_writes=_plain(file.section("cache"), "has_writes", default=False) if file.has("cache") else False,
+        ),
         row=_row(file.section("row")) if file.has("row") else None,
         limited_products=_plain(file.section("overlap"), "products") if file.has("overlap") else "",
         **(_stated(file.section("cache"), ("block",)) if file.has("cache") else {}),
@@ -425,7 +477,7 @@ def _check_section(part: Section, keys: Iterable[str]) -> None:
     """Raises InputError for an unknown key of a section, or of a number with its own source."""
     part.only((*keys, "source", "note"))
     for key in part.data:
-        if isinstance(part.get(key), Mapping) and key != "reserve":
+        if isinstance(part.get(key), Mapping) and key not in ("reserve", "max_bytes"):
             part.section(key).only(_PROVENANCE)
     if part.has("reserve"):
         reserve = part.section("reserve")
@@ -441,6 +493,16 @@ def _host(part: Section) -> Host:
 def _frontend(part: Section) -> Frontend:
     times = {f"{key}_s": _quantity(part, key, "s") for key in ("request", "token", "response")}
     return Frontend(**times, ahead=_plain(part, "ahead", default=False))
+
+
+def _fusion(part: Section) -> LaunchFusion:
+    sizes = part.section("max_bytes") if part.has("max_bytes") else None
+    return LaunchFusion(
+        operators=part.texts("operators"), products=part.texts("products"), on=part.texts("on"),
+        library=_plain(part, "all_reduce_of", ""),
+        experts_only=_plain(part, "experts_only", default=False), max_tokens=_plain(part, "max_tokens", inf),
+        max_bytes=tuple((int(key), _quantity(sizes, key, "B")) for key in sizes.data) if sizes else (),
+    )  # fmt: skip
 
 
 def _default(part: Section) -> Default:
@@ -475,9 +537,10 @@ _SECTION_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "kernels": ("library", "attention", "factor", "whole_passes", "experts_option", "stand_in"),
     "host": ("launch", "prefill_launch", "step"),
     "frontend": ("request", "token", "response", "ahead"),
-    "schedulers": ("policy", "from", "but", "max_num_seqs", "lockstep_policy"), "cache": ("block",),
+    "schedulers": ("policy", "from", "but", "max_num_seqs", "lockstep_policy"), "cache": ("block", "has_writes"),
     "memory": ("of", "pool", "reserve", *_SIZES, *_PLAIN_RULES), "row": ("tokens_per_s", "fitted"), "limits": _LIMITS,
     "overlap": ("products",),
+    "fused": ("operators", "products", "all_reduce_of", "on", "experts_only", "max_tokens", "max_bytes"),
 }  # fmt: skip
 
 

@@ -305,7 +305,7 @@ def combined_launches(parts: Sequence[ExpectedLaunch], f: Callable[[Array, Array
             expected=f(first.expected, part.expected),
             low=f(first.low, part.low),
             high=f(first.high, part.high),
-            latency=first.latency | part.latency,
+            latency=np.where(first.expected >= part.expected, first.latency, part.latency),
             source="; ".join(dict.fromkeys((first.source, part.source))),
             implementations=tuple(dict.fromkeys((*first.implementations, *part.implementations))),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
@@ -18,7 +18,7 @@ from ..roofline import OperatorEstimate, Plan, PlannedOperator
 from ..workload import Workload
 from .device import Device
 from .device_similarity import matrix_instructions
-from .engines import IDLE, Engine, Host
+from .engines import IDLE, PLAIN, Engine, Host, LaunchRules
 from .expected import ExpectedLaunch, ExpectedPass, combined_launches
 from .families._family import Array
 from .launches import AMOUNTS, KernelSequence, LibraryKernel, launches
@@ -112,6 +112,7 @@ class Kernels(KernelTimes):
         super().__init__(hardware, library, profiles)
         self.host = engine.host if engine else IDLE
         self.limited_products = engine.limited_products if engine else ""
+        self._launching = engine.launching if engine else PLAIN
         self.cpu = host
         self.factor = engine.kernels if engine else 1.0
         self._backend = _backend(engine, hardware)
@@ -138,6 +139,19 @@ class Kernels(KernelTimes):
             factor=self.factor, host=self.host, limited_products=self.limited_products, reason=self.reason,
         )  # fmt: skip
 
+    @cached_property
+    def launching(self) -> LaunchRules:
+        """Division of operators among launches by the engine on the device."""
+        device = self.device
+        instructions = "" if isinstance(device, str) else matrix_instructions(device)
+        fusions = tuple(one for one in self._launching.fusions if not one.on or instructions in one.on)
+        return replace(self._launching, fusions=fusions)
+
+    @property
+    def launch_key(self) -> tuple[Hashable, ...]:
+        """Key of launches_for() of the same operators, by which devices that launch alike are equal."""
+        return self.library, self.half, self.launching
+
     @property
     def has_kernels(self) -> bool:
         return isinstance(self._backend, EngineKernels) or super().has_kernels
@@ -160,11 +174,13 @@ class Kernels(KernelTimes):
         workload: Workload,
         known_launches: dict[object, KernelSequence] | None = None,
     ) -> tuple[KernelSequence, ...]:
-        """The launches for operators; equal on devices with the same `library` and `half`.
+        """The launches for operators; equal on devices with the same `launch_key`.
 
         known_launches  as in launches()
         """
-        return launches(rows, workload, library=self.library, half=self.half, known_launches=known_launches)
+        return launches(
+            rows, workload, library=self.library, half=self.half, rules=self.launching, known_launches=known_launches
+        )
 
     def expect(self, rows: Sequence[OperatorEstimate], workload: Workload) -> ExpectedPass:
         """Expected time of one launch of every operator; at least its bound, without prefetching of offloaded data."""

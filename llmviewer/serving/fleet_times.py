@@ -222,11 +222,11 @@ class Placement:
             sequences: dict[object, Sequence[KernelSequence]] = {}
             shared_sequences: dict[object, dict[object, KernelSequence]] = {}  # most launches do not depend on links
             for fleet in passes.run.fleets:
-                by_launches: dict[tuple[str, str, object], list[tuple[int, int, Kernels]]] = {}
+                by_launches: dict[tuple[object, ...], list[tuple[int, int, Kernels]]] = {}
                 for row, place in enumerate(fleet.devices):
                     device_kernels = kernels(self.devices[place].name) if place in places else None
                     if device_kernels and not isinstance(device_kernels.device, str):
-                        launch_key = device_kernels.library, device_kernels.half, self.wirings[place]
+                        launch_key = *device_kernels.launch_key, self.wirings[place]
                         by_launches.setdefault(launch_key, []).append((row, place, device_kernels))
                 operators = fleet.estimate(workload).operators if by_launches else ()
                 for key, group in by_launches.items():
@@ -234,7 +234,7 @@ class Placement:
                     if key not in sequences:
                         estimates = device_estimates(operators, passes.run.graphs[group_places[0]], rows[0])
                         sequences[key] = group_kernels[0].launches_for(
-                            estimates, workload, shared_sequences.setdefault(key[:2], {})
+                            estimates, workload, shared_sequences.setdefault(key[:-1], {})
                         )
                     distinct = {id(op.busy_s): op for op in operators}
                     bounds = {launch_key: rows_of(op.time_s, list(rows)) for launch_key, op in distinct.items()}

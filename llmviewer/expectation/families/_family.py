@@ -29,7 +29,7 @@ _SHARDED_SIZES: Final[Mapping[str, str]] = {
 }  # sizes, and the column with the number of devices that share them
 _ATTENTIONS: Final = ("mla_absorb", "mla_unabsorbed", "encoder_noncausal")
 EAGER: Final = "eager"  # suffix of the first word in the name of a kernel that a host launches each time
-_NOT_SIZES: Final = ("tp", "ep", "loop", "private", "prequantized", "reached", "splits")
+_NOT_SIZES: Final = ("tp", "ep", "loop", "private", "prequantized", "joined", "reached", "splits")
 
 
 @frozen(kw_only=True)

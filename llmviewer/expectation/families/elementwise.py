@@ -26,14 +26,15 @@ _MIN_LONG_ROW: Final = 1 << 15  # elements of a row from which on its core's tim
 
 
 class ElementwiseFamily(Family):
-    """The time of the bytes, from memory or the cache, plus a start for every row.
+    """The time of the bytes, from memory or the cache, plus a start for every row. What is joined to another launch has
+    no start of its own.
 
     variants  "long": nor is it less than a core takes for a whole row
     """
 
     name = "elementwise"
     columns = ("rows", "bytes")
-    optional: ClassVar = {"cols": 1.0}
+    optional: ClassVar = {"cols": 1.0, "joined": 0.0}
     groups = ("cols",)
     variants = ("", "long")
     library_independent = True
@@ -66,16 +67,20 @@ class ElementwiseFamily(Family):
             "row": np.asarray(shapes["cols"], dtype=float) if has_long_rows else None,
             "reuse": np.where(is_repeated, moved, np.inf),
             "size": device.l2,
+            "started": 1.0 - np.asarray(shapes.get("joined", np.zeros_like(moved)), dtype=float),
         }
 
     def seconds(self, p: Parameters, features: Features) -> Array:
         part = uncached_fraction(features["reuse"], features["size"], p["eta"])
         work = features["moved"] / p["beta"] * (part + (1 - part) / p["lambda"])
         work = work + features["rows"] * (p["row_ns"] * 1e-3 * MICROSECOND)
-        start = np.full_like(work, p["start_us"] * MICROSECOND)
+        start = p["start_us"] * MICROSECOND * features["started"]
         if features["row"] is not None:
             start = start + features["row"] * (p["element_ns"] * 1e-3 * MICROSECOND)
         return smooth_max(p["sharp"], work, start)
+
+    def fixed_seconds(self, p: Parameters, features: Features) -> Array | float:
+        return p["start_us"] * MICROSECOND * np.asarray(features["started"])
 
     def covers_variant(self, variant: str, shapes: Shapes) -> bool:
         return variant != "long" or bool(np.any(np.asarray(shapes["cols"]) >= _MIN_LONG_ROW))

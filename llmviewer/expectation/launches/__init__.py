@@ -19,16 +19,19 @@ from ...operators.collectives import Collective
 from ...operators.elementwise import Quantize
 from ...operators.hyper_connections import StreamsIn
 from ...operators.kinds import OperatorGroup, kind_of
+from ...operators.linear import ExpertsLinear
 from ...operators.masks import Bidirectional, Causal, Cross
 from ...operators.sampling import Sample
 from ...operators.state_space import CausalConv, Scan
 from ...parallel.overlap import Overlapped
 from ...roofline import OperatorEstimate, Plan
 from ...workload import Workload
+from ..engines import PLAIN, LaunchRules
 from ..profile import ANOTHER_KERNEL, ANOTHER_TYPE
-from ._attention import attention, indexer, scores
+from ._attention import attention, cache_write, indexer, scores
 from ._collectives import STRAIGHT, collective, sending
 from ._experts import experts, moe
+from ._fused import fused_launch, fused_launches
 from ._kernel import KernelSequence, LibraryKernel, Sending
 from ._layers import attention_layer, attention_layers
 from ._movers import hyper_connection, mover, unmeasured
@@ -58,23 +61,31 @@ def launches(
     *,
     library: str,
     half: str,
+    rules: LaunchRules = PLAIN,
     known_launches: dict[object, KernelSequence] | None = None,
 ) -> tuple[KernelSequence, ...]:
     """Launches of `library` for the operators of an estimate. Every operator is a member of one launch.
 
     half            16-bit type that the device computes in
+    rules           division of operators among launches by an engine on the device
     known_launches  launches of other graphs at the same workload, reused for operators that are the same objects
     """
     sequences: list[KernelSequence] = []
     known_launches = {} if known_launches is None else known_launches
+    has_experts = any(isinstance(row.operator, ExpertsLinear) for row in rows)
+    fusions = tuple(fusion for fusion in rules.fusions if has_experts or not fusion.experts_only)
+    rules = replace(rules, fusions=fusions)
     for _, places in groupby(range(len(rows)), key=lambda place: id(rows[place].block)):
         works = {place: LaunchWork.of_row(rows[place], workload, library=library, half=half) for place in places}
-        sequences.extend(_of_block(works, library, known_launches))
+        sequences.extend(_of_block(works, library, rules, known_launches))
     return tuple(sequences)
 
 
 def _of_block(
-    works: Mapping[int, LaunchWork], library: str, known_launches: dict[object, KernelSequence]
+    works: Mapping[int, LaunchWork],
+    library: str,
+    rules: LaunchRules,
+    known_launches: dict[object, KernelSequence],
 ) -> Iterator[KernelSequence]:
     """The launches of a block.
 
@@ -82,14 +93,16 @@ def _of_block(
     """
     by_amounts_only = library in WHOLE_PASS_LIBRARIES
     mergeable = {place: work for place, work in works.items() if not work.op.on_host}
-    fused = [] if by_amounts_only or library in UNMERGED_LIBRARIES else experts(mergeable)
+    experts_of_layer = [] if by_amounts_only or library in UNMERGED_LIBRARIES else experts(mergeable)
     layers = [] if by_amounts_only else attention_layers(mergeable)
     others = {place: work for place, work in mergeable.items() if not any(place in members for members in layers)}
     joined = {
         place: members
-        for members in (*fused, *layers, *(() if by_amounts_only else products(others)))
+        for members in (*experts_of_layer, *layers, *(() if by_amounts_only else products(others)))
         for place in members
     }
+    fused = [members for members in fused_launches(works, rules.fusions) if joined.keys().isdisjoint(members)]
+    joined |= {place: members for members in fused for place in members}
     for place, work in works.items():
         members = joined.get(place, (place,))
         if place != members[0]:
@@ -98,13 +111,17 @@ def _of_block(
         if same not in known_launches:
             launch = (
                 moe(members, works)
+                if members in experts_of_layer
+                else fused_launch(members, works, rules.fusions)
                 if members in fused
                 else attention_layer(members, works)
                 if members in layers
-                else gemm(members, works)
+                else gemm(members, works, rules)
                 if place in joined
                 else _launch(place, work)
             )
+            if rules.has_cache_writes and isinstance(work.op, FlashAttention) and place not in joined:
+                launch = replace(launch, kernels=(*launch.kernels, *cache_write(work.op, works)))
             meanwhile = [works[m].row.operator for m in members]
             concurrent = [
                 kernel for op in meanwhile if isinstance(op, Overlapped) for kernel in collective(op.then, work)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import inf
 from typing import Final
@@ -11,12 +11,13 @@ import numpy as np
 
 from ...forms import Num, evaluate
 from ...operators.attention import QK, SV, FlashAttention, Indexer
+from ...operators.base import RETAINED_ROLES
 from ...operators.block_sparse import BlockIndexer
 from ...operators.masks import Causal, Mask, PoolingMask, ShardedKeys, ShardedQueries, Tiled
 from ...workload import Spans, Workload
 from ..families import Implementation
 from ._kernel import LibraryKernel
-from ._movers import mover
+from ._movers import COPY, mover
 from ._work import LaunchWork
 
 _MIN_PROMPT_QUERIES: Final = 128  # queries of a sequence in the shortest measured prompts
@@ -126,6 +127,18 @@ def _measured_terms(mask: Mask, alike: Workload) -> tuple[Num, Num, Num, bool]:
     if isinstance(mask, Tiled):
         return tokens / np.maximum(each, 1), each, each, False
     return spans.batch, queries, np.maximum(each, any_query), False
+
+
+def cache_write(op: FlashAttention, works: Mapping[int, LaunchWork]) -> Iterator[LibraryKernel]:
+    """Yields the kernel that copies new keys and values to the cache, if the block of the operator makes any."""
+    cached_names = {t.name for t in op.inputs if t.role in RETAINED_ROLES}
+    written_tensors = [(work, t) for work in works.values() for t in work.op.writes() if t.name in cached_names]
+    if written_tensors:
+        work, first = written_tensors[0]
+        moved = 2 * sum((work.of(t.nbytes) for work, t in written_tensors), start=np.zeros(1))
+        shapes = {"rows": np.maximum(work.of(first.rows), 1), "bytes": np.maximum(moved, 1), "cols": 1}
+        implementation = Implementation(library=work.library, dtype="fp16", kernel=COPY)
+        yield LibraryKernel(family="elementwise", implementation=implementation, shapes=shapes)
 
 
 def scores(op: QK | SV, alike: Workload, work: LaunchWork) -> LibraryKernel:

@@ -96,12 +96,29 @@ def collective(op: Collective, work: LaunchWork) -> tuple[tuple[LibraryKernel, .
     nccl = Implementation(library="nccl", dtype="fp16", kernel=f"nccl {name}")
     if name != "all_reduce" or work.library not in _SHORT_MESSAGE_KERNELS or (hosted and group.size > 2):
         return (LibraryKernel(family="collectives", implementation=nccl, shapes=shapes, hosted=hosted),), remark
-    custom = Implementation(library=work.library, dtype="bf16", kernel=f"{_SHORT_MESSAGE_KERNELS[work.library]} {name}")
-    is_short = np.less_equal(sent, _SHORT_BYTES)
+    custom, is_short = _short_all_reduce(work.library), np.less_equal(sent, _SHORT_BYTES)
     return (
         LibraryKernel(family="collectives", implementation=custom, shapes=shapes, where=is_short, hosted=hosted),
         LibraryKernel(family="collectives", implementation=nccl, shapes=shapes, where=~is_short, hosted=hosted),
     ), remark
+
+
+def in_one_domain(op: Collective) -> bool:
+    """Whether all members have links of their own to each other."""
+    group = op.group
+    return group.outer == 1 and HOST not in (tier for tier, _ in group.tiers)
+
+
+def short_all_reduce(op: AllReduce, work: LaunchWork, library: str, where: Num) -> LibraryKernel:
+    """A library's kernel for short messages within a domain."""
+    shapes: dict[str, Num] = {"num_gpus": op.group.size, "bytes": work.of(op.payload()) * op.detour()}
+    return LibraryKernel(
+        family="collectives", implementation=_short_all_reduce(library), shapes=shapes, where=where
+    )  # fmt: skip
+
+
+def _short_all_reduce(library: str) -> Implementation:
+    return Implementation(library=library, dtype="bf16", kernel=f"{_SHORT_MESSAGE_KERNELS[library]} all_reduce")
 
 
 def sending(op: Collective) -> Sending:

@@ -16,7 +16,7 @@ from ..families import Implementation
 from ._kernel import LibraryKernel
 from ._work import LaunchWork
 
-_FALLBACK_OPERATION: Final = "add"  # which only moves bytes
+COPY: Final = "add"  # which only moves bytes
 
 
 def unmeasured(op: Operator, work: LaunchWork, *, where: Num = True, name: str = "") -> LibraryKernel:
@@ -45,7 +45,7 @@ def mover(
     rows, cols  of its tensors; 0 rows: as many as have the bytes of a row
     """
     softmax = isinstance(op, Softmax)
-    name, dtype = ("softmax", "fp32") if softmax else (name or kind_of(op.kind).measured or _FALLBACK_OPERATION, dtype)
+    name, dtype = ("softmax", "fp32") if softmax else (name or kind_of(op.kind).measured or COPY, dtype)
     moved = work.nbytes
     rows = rows if np.any(rows) else np.maximum(np.divide(moved, _row_bytes(op)), 1)
     shapes: dict[str, Num] = {"rows": rows, "bytes": moved, "cols": cols}

@@ -16,6 +16,7 @@ from ...operators.fused import parts_of
 from ...operators.kinds import OperatorGroup, kind_of
 from ...operators.linear import ChosenLinear, Linear
 from ...precision import Format
+from ..engines import LaunchRules
 from ..families import Implementation
 from ..families.gemm import BATCHED
 from ..formats import kernel_type
@@ -98,7 +99,7 @@ def _shape(op: Linear) -> tuple[int, float, float]:
     return batch, size / width, width / batch
 
 
-def gemm(members: tuple[int, ...], works: Mapping[int, LaunchWork]) -> KernelSequence:
+def gemm(members: tuple[int, ...], works: Mapping[int, LaunchWork], rules: LaunchRules) -> KernelSequence:
     linears = [(op, works[m]) for m in members for op in _linears(works[m].op)]
     first, work = linears[0]
     dense = original_linear(first)
@@ -114,9 +115,12 @@ def gemm(members: tuple[int, ...], works: Mapping[int, LaunchWork]) -> KernelSeq
         dtype = product(op, work.half)
         columns[dtype] = columns.get(dtype, 0) + _shape(original_linear(op))[1]
 
+    writer = _writer(first, works)
+
     def shapes(n: float, dtype: str) -> dict[str, Num]:
         sizes: dict[str, Num] = {"M": rows, "N": n, "K": depth, "batch": batch}
-        return sizes | {"prequantized": 1.0} if _is_prequantized(work.library, dtype) else sizes
+        is_prequantized = _is_prequantized(work.library, dtype) or rules.quantizes(writer, dtype)
+        return sizes | {"prequantized": 1.0} if is_prequantized else sizes
 
     return KernelSequence(
         members=members,
@@ -131,6 +135,12 @@ def gemm(members: tuple[int, ...], works: Mapping[int, LaunchWork]) -> KernelSeq
         remark="" if dense is first else "as a dense product with equal OPs and weight bytes",
         stand_in_class="" if dense is first else ANOTHER_TYPE,
     )
+
+
+def _writer(op: Linear, works: Mapping[int, LaunchWork]) -> str:
+    """The kind of the operator that writes the input of a product; "" if it is in another block."""
+    name = op.inputs[0].name
+    return next((work.op.kind for work in works.values() if name in {t.name for t in work.op.outputs}), "")
 
 
 def _bytes(op: Linear) -> float:

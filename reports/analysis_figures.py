@@ -210,11 +210,20 @@ def memories(analyses: Mapping[str, Analysis]) -> go.Figure:
             text=texts, textfont={"color": PART_INK[name], "weight": 600}, **{**INSIDE, "insidetextanchor": "start"},
             hovertext=texts, hovertemplate="%{hovertext}<extra></extra>",
         )  # fmt: skip
+    for place, memory in enumerate(reversed(footprints)):  # below the bars, whose labels it would cross
+        capacity = memory.capacity_bytes / 1e9
+        figure.add_shape(
+            type="line", layer="below", x0=capacity, x1=capacity, y0=place - 0.45, y1=place + 0.45,
+            line={"color": INK, "width": 3},
+        )  # fmt: skip
     figure.add_scatter(
-        y=rows, x=[memory.capacity_bytes / 1e9 for memory in footprints], mode="markers", name="capacity",
-        marker={"symbol": "line-ns-open", "size": 44, "color": INK, "line": {"width": 3}},
-        hovertext=[f"{si(memory.capacity_bytes)}B" for memory in footprints],
+        y=rows, x=[memory.capacity_bytes / 1e9 for memory in footprints], mode="markers", showlegend=False, opacity=0,
+        marker={"size": 20}, hovertext=[f"capacity {si(memory.capacity_bytes)}B" for memory in footprints],
         hovertemplate="%{hovertext}<extra></extra>",
+    )  # fmt: skip
+    figure.add_scatter(
+        x=[None], y=[None], mode="markers", name="capacity",
+        marker={"symbol": "line-ns-open", "size": 14, "color": INK, "line": {"width": 3}},
     )  # fmt: skip
     widest = max(max(memory.total_bytes, memory.capacity_bytes) for memory in footprints)
     figure.update_layout(barmode="stack", uniformtext={"minsize": 10, "mode": "hide"})

@@ -264,10 +264,10 @@ def _add_roof(plot: _LogLog, *, x: Sequence[float], y: Sequence[float]) -> None:
 
 def _add_lower_roof(plot: _LogLog, roof: Roof, *, high: float, dash: str) -> None:
     """The peak of another unit, from the slope that all units share."""
-    text = f"{roof.name} {si(roof.rate)}OP/s"
+    text = f"{roof.name} {si(roof.rate)}"  # in OP/s as the axis, short enough for a phone
     plot.scatter(
         x=[roof.ridge, high], y=[roof.rate, roof.rate], mode="lines", showlegend=False,
-        line={"color": INK, "width": 1.2, "dash": dash}, hovertemplate=f"{text}<extra></extra>",
+        line={"color": INK, "width": 1.2, "dash": dash}, hovertemplate=f"{text}OP/s<extra></extra>",
     )  # fmt: skip
     plot.note(
         high, roof.rate, text, ax=-4, ay=9, arrow=False, xanchor="right", bgcolor=PAPER, borderpad=0, font={"size": 11}

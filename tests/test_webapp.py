@@ -431,7 +431,7 @@ def test_the_operators_of_the_table_sum_up_to_the_phase():
 
 def test_bars_and_points_are_those_of_the_operators():
     found = results.device_results(State(on=("h100-sxm", "l4")))
-    bars = overview.times_figure(found, "decode").figure
+    bars = overview.times_figure({one.name: one for one in found}, "decode").figure
     lengths = {}
     for trace in bars.data:
         if trace.type == "bar" and trace.offset == -0.04:  # of bounds; bars of expected times are below
@@ -443,11 +443,35 @@ def test_bars_and_points_are_those_of_the_operators():
         op.intensity for one in found for op in one.analysis.phases.decode.operators if op.name == "up_proj"
     ]
     assert overview.selected_points(found, "decode", "") == ([], [])
-    points = {
-        key for trace in overview.roofline_figure(found[:1], "decode").figure.data if trace.customdata is not None
-        for key in trace.customdata
-    }  # fmt: skip
+    traces = overview.roofline_figure({"h100-sxm": found[0]}, "decode").figure.data
+    points = {key for trace in traces if trace.customdata is not None for key in trace.customdata}
     assert points <= set(overview.operator_titles(found, "decode"))
+
+
+def test_figures_show_other_precisions_beside_the_current_one():
+    now = State(quants=("W8A8", "W17", "W4A16g128"), batch=16)
+    found = results.device_results(now)
+    drawn, problems = overview.drawn_results(found, now)
+    assert list(drawn) == ["bf16 as published", "W8A8", "W4A16g128"]
+    assert len(problems) == 1
+    assert problems[0].startswith("W17: quantization 'W17': bits must be")
+    changed = analyze("llama-3.1-8b", "h100-sxm", batch=16, gen=128, quant="W8A8")
+    assert drawn["W8A8"].analysis.phases.decode.total.bound_time_s == changed.phases.decode.total.bound_time_s
+    x, y = overview.selected_points(drawn.values(), "decode", "layer.up_proj")
+    assert x == sorted(x)
+    assert len(set(x)) == len(y) == 3
+    shown = overview.roofline_figure(drawn, "decode").figure
+    assert [trace.name.partition(",")[0] for trace in shown.data if "ridge" in (trace.name or "")] == list(drawn)
+    moves = next(trace for trace in shown.data if trace.mode == "lines" and None in trace.x)
+    assert moves.x.index(None) == 3
+    rows = {row.partition("<br>")[0] for trace in overview.times_figure(drawn, "decode").figure.data for row in trace.y}
+    assert rows >= set(drawn)
+    several, _ = overview.drawn_results(
+        results.device_results(replace(now, on=("h100-sxm", "l4", "a100-sxm-80gb"))), now
+    )
+    assert list(several)[:3] == ["h100-sxm bf16 as published", "h100-sxm W8A8", "h100-sxm W4A16g128"]
+    assert len(several) == 8
+    assert overview.drawn_results(found, State(quant="W8A8", quants=("W8A8",)))[0].keys() == {"bf16 as published"}
     sizes = memory.memory_figure(found).figure
     for i, one in enumerate(found):
         total = sum(trace.x[i] for trace in sizes.data if trace.type == "bar")

@@ -130,11 +130,16 @@ def sweep_controls(state: State) -> Component:
         [
             _control("sweep", dcc.Dropdown(choices, state.sweep, id="sweep", clearable=False, searchable=False)),
             _control("curves", _radio("curves", {"devices": "device", "precisions": "precision"}, state.curves)),
-            _control("quants", dcc.Input(id="quants", type="text", value="", debounce=True, spellCheck=False,
-                                         placeholder="W16A16; W8A16; W4A16")),
         ],
         id="sweeping", className="asked",
     )  # fmt: skip
+
+
+def precision_controls() -> Component:
+    """List of precisions that figures show beside the current one; hidden on tabs that have none."""
+    field = dcc.Input(id="quants", type="text", value="", debounce=True, spellCheck=False,
+                      placeholder="W8A8; W4A16g128")  # fmt: skip
+    return html.Div(_control("quants", field), id="several-precisions")
 
 
 def step_controls() -> Component:

@@ -50,6 +50,7 @@ def layout() -> Component:
                 ),
                 html.Div([
                     controls.step_controls(),
+                    controls.precision_controls(),
                     html.Div([
                         html.Label(CONTROLS["op"].label, htmlFor="op", title=CONTROLS["op"].about),
                         dcc.Dropdown([], None, id="op", placeholder="the slowest operator", optionHeight=30),

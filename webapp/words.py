@@ -82,7 +82,7 @@ CONTROLS: Final[Mapping[str, ControlWords]] = {
     ),
     "curves": ControlWords("One curve per", "Device, or precision on the first device.", "sweep"),
     "quants": ControlWords(
-        "Precisions", "Of the curves, separated by semicolons. Default: those of arXiv:2402.16363.", "precision"
+        "Other precisions", "Shown in the figures beside the current one; separate them by semicolons.", "precision"
     ),
     "traffic": ControlWords(
         "Clients send", "Requests one by one, sessions of several turns, or agents' tasks of several calls.", "session"

@@ -10,6 +10,7 @@ from dash import State as Given
 from dash.development.base_component import Component
 from dash_ag_grid import AgGrid
 
+from ..controls import error_text
 from ..page_state import shown_state
 from ..results import DeviceResult, device_results
 from ..state import State
@@ -60,8 +61,9 @@ _TOGGLE_COLUMNS: Final = f"""(clicks, columns) => {{
 
 
 def show(results: tuple[DeviceResult, ...], state: State) -> Component:
-    """Roofline, time by operator and table of operators on each device."""
+    """Roofline and time by operator of each device and precision, and table of operators on each device."""
     rows = overview.operator_rows(results, state.phase)
+    drawn, problems = overview.drawn_results(results, state)
     has_no_expectation = all(row["expected"] is None for row in rows)
     text_width = 16 + _LETTER_PX * max(len(row["called"]) for row in rows)
     width = min(max(text_width, _MIN_WIDTH_PX), _MAX_WIDTH_PX)
@@ -99,8 +101,11 @@ def show(results: tuple[DeviceResult, ...], state: State) -> Component:
     ]  # fmt: skip
     return html.Div([
         html.Div([
-            panel(figure_panel("times", overview.times_figure(results, state.phase))),
-            panel(figure_panel("roofline", overview.roofline_figure(results, state.phase))),
+            panel(
+                figure_panel("times", overview.times_figure(drawn, state.phase)),
+                *(html.Div(error_text(text), className="error", role="alert") for text in problems),
+            ),
+            panel(figure_panel("roofline", overview.roofline_figure(drawn, state.phase))),
             panel(*table, className="operators"),
         ]),
         html.Div([changes.placeholder(state), inspector.placeholder()]),
@@ -121,9 +126,8 @@ def register(app: Dash) -> None:
     def mark(op: str | None, link: str, files: list[list[str]]) -> Patch:
         state = shown_state(link, files)
         figure = Patch()
-        figure["data"][0]["x"], figure["data"][0]["y"] = overview.selected_points(
-            device_results(state), state.phase, op or ""
-        )
+        drawn, _ = overview.drawn_results(device_results(state), state)
+        figure["data"][0]["x"], figure["data"][0]["y"] = overview.selected_points(drawn.values(), state.phase, op or "")
         return figure
 
     register_clientside(app, "row", chosen, Input("operators", "cellClicked"))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from llmviewer.errors import InputError
 from llmviewer.reports import figures
 from llmviewer.reports.analysis import memory_cards, time_cards
 from llmviewer.reports.drawing import SKY
@@ -20,15 +23,18 @@ from llmviewer.reports.phrases import (
     memory_margin,
     per_device,
     phase_title,
+    precision,
     sentence,
     subject,
 )
 from llmviewer.units import seconds, si
 
-from ..results import DeviceResult
+from ..errors import error_line
+from ..results import DeviceResult, device_results
 from ..state import State
 from ..words import LOWER_BOUND_SIGN, page_text
 
+_MAX_DRAWN: Final = 8  # settings in a figure
 _SPACE: Final = "\N{NO-BREAK SPACE}"
 
 
@@ -169,13 +175,36 @@ def verdicts(results: Sequence[DeviceResult]) -> tuple[tuple[str, str], ...]:
     )
 
 
-def roofline_figure(results: Sequence[DeviceResult], phase: str) -> PageFigure:
-    """Operators of a phase under the rooflines of all devices; the first trace marks the selected operator."""
-    name = results[0].phase_name(phase)
-    if len(results) == 1:
-        figure = figures.roofline(results[0].analysis, name)
+def drawn_results(results: Sequence[DeviceResult], state: State) -> tuple[dict[str, DeviceResult], tuple[str, ...]]:
+    """Results that figures show, by name: each device, in other precisions too if the state lists any; and errors.
+
+    At most _MAX_DRAWN: as many as colors tell apart.
+    """
+    if not state.quants:
+        return {one.name: one for one in results}, ()
+    drawn: dict[str, DeviceResult] = {}
+    problems: list[str] = []
+    for one in results:
+        where = f"{one.name} " * (len(results) > 1)
+        drawn[f"{where}{precision(one.analysis)}"] = one
+        for quant in state.quants:
+            if quant == state.quant:
+                continue
+            try:
+                (drawn[f"{where}{quant}"],) = device_results(replace(state, on=(one.name,), quant=quant))
+            except InputError as error:
+                problems.append(f"{where}{quant}: {error_line(error)}")
+    return dict(islice(drawn.items(), _MAX_DRAWN)), tuple(problems)
+
+
+def roofline_figure(drawn: Mapping[str, DeviceResult], phase: str) -> PageFigure:
+    """Operators of a phase under the rooflines of all settings; the first trace marks the selected operator."""
+    first, *others = drawn.values()
+    name = first.phase_name(phase)
+    if others:
+        figure = figures.rooflines({title: one.analysis for title, one in drawn.items()}, name)
     else:
-        figure = figures.rooflines({one.name: one.analysis for one in results}, name)
+        figure = figures.roofline(first.analysis, name)
     figure.add_scatter(
         x=[], y=[], mode="markers", showlegend=False, hoverinfo="skip",
         marker={"symbol": "circle", "size": 44, "color": SKY, "opacity": 0.5},
@@ -184,19 +213,20 @@ def roofline_figure(results: Sequence[DeviceResult], phase: str) -> PageFigure:
     return page_figure(figure)
 
 
-def selected_points(results: Sequence[DeviceResult], phase: str, op: str) -> tuple[list[float], list[float]]:
-    """Intensity and attainable performance of an operator on each device; none where a link bounds it."""
+def selected_points(results: Iterable[DeviceResult], phase: str, op: str) -> tuple[list[float], list[float]]:
+    """Intensity and attainable performance of an operator in each setting; none where a link bounds it."""
     operators = [one for each in results for one in each.phase(phase).operators if operator_id(one) == op]
     on_roofline = [one for one in operators if one.ops and one.bound != "link"]
     return [one.intensity for one in on_roofline], [one.attainable_ops_per_s for one in on_roofline]
 
 
-def times_figure(results: Sequence[DeviceResult], phase: str) -> PageFigure:
-    """Times of the operators of a phase: bars on one device, a stacked bar per device on several."""
-    name = results[0].phase_name(phase)
-    if len(results) == 1:
-        return page_figure(figures.operator_bars(results[0].analysis, name))
-    return page_figure(figures.phase_bars({one.name: one.analysis for one in results}, name))
+def times_figure(drawn: Mapping[str, DeviceResult], phase: str) -> PageFigure:
+    """Times of the operators of a phase: bars of a single setting, a stacked bar for each of several."""
+    first, *others = drawn.values()
+    name = first.phase_name(phase)
+    if not others:
+        return page_figure(figures.operator_bars(first.analysis, name))
+    return page_figure(figures.phase_bars({title: one.analysis for title, one in drawn.items()}, name))
 
 
 def operator_rows(results: Sequence[DeviceResult], phase: str) -> list[dict[str, Any]]:

@@ -20,13 +20,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from math import inf
 from statistics import median
 
+from llmviewer.errors import InputError
 from llmviewer.kernels import kernel_names, load_kernel
 from llmviewer.kernels.base import Target, case
 from llmviewer.kernels.decoder import decode_step
@@ -155,13 +155,19 @@ def compiled(number: int) -> Iterator[str]:
     ordered_problems = (one for turn in zip_longest(*map(in_order, kinds.values())) for one in turn if one)
     found: set[str] = set()
     for part in (part for problem in ordered_problems for part in parts(problem)):
-        kernel = load_kernel(part.kernel)
-        with suppress(Exception):  # measuring says which do not compile, and why
-            for launch in kernel.launches(case(part.dtype, **part.sizes), target):
-                key = repr((launch.function, launch.signature(), launch.num_warps, launch.num_stages))
-                if key not in found and len(found) % _NUM_PROCESSES == number:
+        try:
+            launches = load_kernel(part.kernel).launches(case(part.dtype, **part.sizes), target)
+        except InputError:  # a size that the kernel refuses, as measuring says
+            continue
+        for launch in launches:
+            key = repr((launch.function, launch.signature(), launch.num_warps, launch.num_stages))
+            place = len(found)
+            found.add(key)
+            if len(found) > place and place % _NUM_PROCESSES == number:
+                try:
                     launch.warmup()
-                found.add(key)
+                except Exception as error:  # noqa: BLE001 - the others are compiled, too
+                    yield f"{part.kernel} {part.dtype}: {str(error).strip().partition(chr(10))[0]}"
     yield f"compile {number}: every {_NUM_PROCESSES}th of {len(found)} launches"
 
 

@@ -113,14 +113,32 @@ def test_measure_has_rows_of_all_that_there_are_kernels_for(gpu, tmp_path, monke
     monkeypatch.setattr(
         session, "monotonic", partial(next, count(monotonic(), 2.5e-3))
     )  # steady, whatever else runs here
-    command = ["measure", "--minutes", "0.05", "-o", str(tmp_path), "--format", "csv", "--model", "qwen3-30b-a3b"]
+    command = ["measure", "--minutes", "0.05", "-o", str(tmp_path), "--format", "csv"]
+    command += ["--model", "qwen3-30b-a3b", "--model", "qwen3-next-80b-a3b"]
     assert main(command) == 0
     out = capsys.readouterr().out.splitlines()
     assert {line.partition("skipped: ")[2] for line in out if "skipped" in line} <= {_TOO_LONG}
     rows = pd.concat([pd.read_csv(path) for path in tmp_path.glob("*.csv")])
     found = {(row.framework, row.family) for row in rows.itertuples()}
     families = {"gemm", "attention_prefill", "attention_decode", "elementwise"}
-    assert found == {*product(("triton", "pytorch"), families), ("triton", "moe")}
+    assert found == {*product(("triton", "pytorch"), families), ("triton", "moe"), ("triton", "scan")}
+
+
+@pytest.mark.slow("goes through all launches")
+def test_the_script_compiles_what_measure_launches(script, monkeypatch):
+    """Each launch once, in one of the processes."""
+    compiled = []
+    monkeypatch.setattr(Launch, "warmup", lambda self: compiled.append(self))  # noqa: PLW0108 - a method
+    monkeypatch.setattr(
+        Launch, "signature", lambda self: self.arguments.keys()
+    )  # functions of the interpreter have none
+    monkeypatch.setattr(script, "DTYPES", {"gpu": ("bf16", "int4_wo")})
+    monkeypatch.setattr(script, "MODELS", {"gpu": ("qwen3-30b-a3b",)})
+    monkeypatch.setattr(script, "_NUM_PROCESSES", 2)
+    ends = [line for number in range(2) for line in script.compiled(number)]
+    assert [line.partition(":")[0] for line in ends] == ["compile 0", "compile 1"]
+    assert len(compiled) == int(ends[0].split()[-2])
+    assert {one.function.fn.__name__ for one in compiled} >= {"_weight_only", "_decode", "_flash_attention", "_permute"}
 
 
 @pytest.mark.slow("goes through all kernels")

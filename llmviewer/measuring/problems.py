@@ -28,6 +28,7 @@ _BATCHES: Final = tuple(2**n for n in range(9))  # 1 to 256
 _STEPS: Final = (1, 2, 3, *sorted(m << n for m in range(4, 8) for n in range(7)))  # 1 to 448
 _PROMPTS: Final = tuple(2**n for n in range(7, 14))  # 128 to 8192
 _PASTS: Final = tuple(2**n for n in range(7, 16))  # 128 to 32768
+_MIN_WIDTH: Final = 8  # of a weight, whose rows are packed in words; gates of one column are no product of a library
 _TABLE: Final = 2**14  # rows of an embedding; rows of larger tables come from memory just the same
 _MIN_EXPERT_ROWS: Final = 4  # rows of each expert with which 98 % have any if tokens choose at random
 _MOST_TOKENS: Final = 16384  # most tokens of a prefill
@@ -173,7 +174,7 @@ def _of_block(operators: Sequence[Operator], dtype: str) -> Iterator[Problem]:
     if routes and len(experts) > 1:
         yield from _experts(experts, routes[0], dtype)
     for op in operators:
-        if isinstance(op, Linear) and len(op.weight.shape) == 2:
+        if isinstance(op, Linear) and len(op.weight.shape) == 2 and min(op.weight.shape) >= _MIN_WIDTH:
             n, k = op.weight.shape
             yield from _problems_of("gemm", "gemm", dtype, [{"M": m, "N": n, "K": k} for m in _TOKENS])
         if kernel_type(dtype).weight >= 2:

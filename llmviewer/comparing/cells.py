@@ -434,8 +434,9 @@ def _in_footprint(footprint: Footprint, capacity: Column, *, prompt: int, gen: i
 
 
 def expect_cells(cells: Sequence[Cell]) -> None:
-    """Evaluates the expected times of cells of one comparison, those that are not known yet, together."""
-    new = [cell for cell in cells if not cell.result.is_expected]
+    """Evaluates the expected times of cells of one comparison, those that can be and are not known yet, together."""
+    with_kernels = (cell for cell in cells if cell.setting.kernels and not cell.setting.kernels.is_unknown)
+    new = [cell for cell in with_kernels if not cell.result.is_expected]
     launch_together(new)
     expect_together(cell.result for cell in new)
 

@@ -165,6 +165,11 @@ class Kernels(KernelTimes):
             else super().is_unmeasured
         )
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether no time of any kernel is known, nor of whole passes."""
+        return isinstance(self.device, str) and not isinstance(self._backend, EngineKernels) and self.cpu is None
+
     def stand_in_libraries(self, kernel: LibraryKernel) -> tuple[str, ...]:
         return () if kernel.family == AMOUNTS else super().stand_in_libraries(kernel)
 

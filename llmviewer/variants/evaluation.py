@@ -180,7 +180,7 @@ class Evaluation:
         A total adds end by end: both times have the same kernels, so their errors correlate.
         """
         kernels = self.setting.kernels
-        if kernels is None:
+        if kernels is None or kernels.is_unknown:
             return None
         if changes_passes(self.setting.techniques):
             return self._runs_expected(kernels)

@@ -1,5 +1,6 @@
 """The dashboard's timeline: what `llmviewer timeline` reports of the same trace, and uploads that may be anything."""
 
+import base64
 import gzip
 import json
 
@@ -8,8 +9,13 @@ import pytest
 from llmviewer._layout import ROOT
 from llmviewer.analyzing.analysis import analyze
 from llmviewer.errors import InputError
+from llmviewer.reports.server_steps import REPORT as SERVER
 from llmviewer.reports.timeline import REPORT
+from llmviewer.reports.trace_pairs import REPORT as PAIR
 from llmviewer.timelines.against import timeline as compare_trace
+from llmviewer.timelines.ranks import compare_ranks
+from llmviewer.timelines.reading import parse_timeline
+from llmviewer.timelines.server_steps import compare_server, request_of
 
 pytest.importorskip("dash")
 
@@ -23,6 +29,10 @@ from llmviewer.webapp.state import State
 from llmviewer.webapp.tabs import timeline as tab
 from llmviewer.webapp.views import timeline
 from llmviewer.webapp.views.timeline import DroppedTrace
+
+from . import test_server_telemetry as telemetry
+from . import test_timeline_pairs as pairs
+from . import test_timeline_ranks as ranks
 
 EXAMPLE = ROOT / "reports" / "examples" / "timeline.csv"
 ASKED = State(on=("rtx-4090",), quant="Q4_K_M", prompt=476, phase="prefill")
@@ -39,7 +49,7 @@ def test_page_report_equals_the_command_line_report(trace):
     found = timeline.timeline_of(trace, device_results(ASKED)[0], ASKED)
     assert REPORT.text(found) == REPORT.text(expected)
     assert found.inputs == expected.inputs | {"file": EXAMPLE.name}
-    drawn = page(tab._timeline_content(found, 1))
+    drawn = page(tab._content(REPORT, found, 1))
     cells = [item.text for table in REPORT.tables(expected) for row in table.body for item in row]
     assert len(cells) > 100
     assert all(json.dumps(text) in drawn for text in cells)
@@ -128,3 +138,73 @@ def test_a_trace_that_the_page_was_started_with_is_shown_and_saved():
         saved = save(None, 1, None, None, None, ASKED.link, [])
     assert saved["filename"] == "timeline.csv"
     assert saved["content"].startswith("kind,name,")
+
+
+def dropped(name, content):
+    return DroppedTrace(name, content.encode() if isinstance(content, str) else json.dumps(content).encode())
+
+
+def test_several_files_are_the_ranks_of_a_run_as_on_the_command_line(tmp_path):
+    traces = {
+        "rank-0.json": ranks.recorded(reduce_us=25, rank=0),
+        "rank-1.json": ranks.recorded(extra=10, rank=1),
+    }
+    state = State(batch=8, tp=2)
+    files = [dropped(*one) for one in traces.items()]
+    report, found = timeline.recorded(files, device_results(state), state)
+    recordings = {one.name: parse_timeline(one.data, one.name, "decode", max_bytes=10**8) for one in files}
+    expected = compare_ranks(
+        recordings, analyze("llama-3.1-8b", "h100-sxm", batch=8, tp=2), phase="decode", passes=None
+    )
+    assert report.text(found) == report.text(expected)
+    drawn = page(tab._content(report, found, 1))
+    assert "Slowest: rank 1 computes" in drawn
+    assert {name in drawn for name in ("timeline-ranks", "timeline-lanes")} == {True}
+    with pytest.raises(InputError, match=r"rank-0\.json: is given more than once"):
+        timeline.recorded([files[0], files[0]], device_results(state), state)
+
+
+def test_two_files_are_a_change_where_the_control_says_so():
+    files = [
+        dropped("apart.json", pairs.trace(pairs.APART, 900.0)),
+        dropped("merged.json", pairs.trace(pairs.MERGED, 100.0)),
+    ]
+    state = State(batch=8, recordings="pair", on=("h100-sxm", "h200-sxm"))
+    report, found = timeline.recorded(files, device_results(state), state)
+    assert report is PAIR
+    assert [one.analysis.hardware.name for one in (found.before, found.after)] == ["h100-sxm", "h200-sxm"]
+    assert found.speed_up == pytest.approx(found.before.time_s / found.after.time_s)
+    assert "First of 2 devices" not in page(tab._content(report, found, 2))
+    with pytest.raises(InputError, match="must be two; got 3"):
+        timeline.recorded([*files, files[0]], device_results(state), state)
+
+
+def test_metrics_of_a_server_are_compared_at_their_own_batch_and_lengths(tmp_path):
+    state = State(batch=999, prompt=7)
+    report, found = timeline.recorded([dropped("metrics.txt", telemetry.VLLM)], device_results(State()), state)
+    load = telemetry.load_of(tmp_path, telemetry.VLLM)
+    analysis = analyze("llama-3.1-8b", "h100-sxm", **request_of(load))
+    expected = compare_server(load, analysis, file="metrics.txt")
+    assert json.loads(report.json(found)) == json.loads(report.json(expected))
+    assert report is SERVER
+    later = telemetry.VLLM.replace(" 19900.0", " 39800.0").replace(" 238.8", " 477.6")
+    files = [dropped("a.txt", telemetry.VLLM), dropped("b.txt", later)]
+    with pytest.raises(InputError, match=r"a\.txt|b\.txt"):
+        timeline.recorded(files[::-1], device_results(State()), state)
+    big = dropped("metrics.txt", telemetry.VLLM + "# \n" * 2_000_000)
+    with pytest.raises(InputError, match="must have at most 5,000,000 bytes"):
+        timeline.recorded([big], device_results(State()), state)
+    with pytest.raises(InputError, match="one file, or an earlier and a later one; got 3"):
+        timeline.recorded([files[0]] * 3, device_results(State()), state)
+
+
+def test_several_dropped_files_reach_the_report(tmp_path):
+    app = create()
+    read = next(one["callback"].__wrapped__ for key, one in app.callback_map.items() if "timeline-result" in key)
+    state = State(batch=8, tp=2)
+    texts = [json.dumps(ranks.recorded(extra=10 * rank, reduce_us=25 - 10 * rank, rank=rank)) for rank in range(2)]
+    contents = ["data:," + base64.b64encode(text.encode()).decode() for text in texts]
+    with app.server.app_context():
+        shown, *errors = read(contents, state.link, ["a.json", "b.json"], [])
+    assert errors == ["", ""]
+    assert "2 ranks" in page(shown)

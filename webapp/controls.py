@@ -30,6 +30,7 @@ _FORMAT_LABELS: Final = {
 PHASES: Final = {"decode": "Decode", "prefill": "Prefill"}
 STEPS: Final = {FIRST: "first", "mean": "mean", "last": "last", AT_CONTEXT: "at context"}
 _PASTED_NAMES: Final = {"model": "config", "tasks": "my-task"}  # of files without a name
+_RECORDINGS: Final = {"ranks": "ranks of a run", "pair": "before, after"}
 _MAX_ERROR_CHARACTERS: Final = 140  # about four lines; longer errors are folded
 _FOLDED_ERROR_CHARACTERS: Final = 80
 _PRESETS: Final = (
@@ -175,13 +176,13 @@ def serving_controls(state: State) -> Component:
     )  # fmt: skip
 
 
-def trace_controls() -> Component:
+def trace_controls(state: State) -> Component:
     """Upload of a trace above the timeline; hidden on other tabs."""
     return html.Div(
         [
             html.Div([
-                drop("trace", "drop a trace here, or choose a file", max_bytes=MAX_TRACE_BYTES,
-                     instead="open larger traces with llmviewer web --trace FILE"),
+                drop("trace", "drop traces here, or metrics of a server; or choose files", max_bytes=MAX_TRACE_BYTES,
+                     multiple=True, instead="open larger traces with llmviewer web --trace FILE"),
                 html.Div(id="timeline-error", className="error", role="alert"),
             ]),
             html.Div([
@@ -189,6 +190,7 @@ def trace_controls() -> Component:
                 html.Div(id="timeline-passes-error", className="error", role="alert"),
             ]),
             _integer("stage", placeholder="none"),
+            _control("recordings", _radio("recordings", _RECORDINGS, state.recordings)),
         ],
         id="tracing", className="asked",
     )  # fmt: skip

@@ -59,7 +59,7 @@ def layout() -> Component:
                 ], id="toolbar"),
                 controls.sweep_controls(defaults),
                 controls.serving_controls(defaults),
-                controls.trace_controls(),
+                controls.trace_controls(defaults),
                 timeline.result(),
                 controls.pin_controls(),
                 with_loading(html.Div(id="content"), target_components=_WAITED_FOR),

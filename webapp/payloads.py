@@ -23,7 +23,7 @@ _MAX_LABEL_CHARACTERS: Final = 80  # of an uploaded file in texts
 _MAX_NAME_CHARACTERS: Final = 1000  # of an uploaded file, as a browser sends it
 _MAX_PATTERN_COMPONENTS: Final = 64  # of a pattern-matching callback, such as pin buttons
 _LISTS: Final = ("on", "set", "techniques-chosen")  # controls with several values
-_FILES: Final = ("model-file", "on-file", "tasks-file")
+_FILES: Final = ("model-file", "on-file", "tasks-file", "trace")
 _CELL: Final = ("device", "key", "value")  # in the table of device numbers
 
 

@@ -31,6 +31,7 @@ SWEEPS: Final = ("batch", "length", "figure-4", "figure-5", "figure-6", "figure-
 STEPS: Final = ("mean", "last")  # decode steps by name, beside the first one and that at a context
 MAX_PINS: Final = 6
 MAX_NAME_CHARACTERS: Final = 40  # of a pin
+RECORDINGS: Final = ("ranks", "pair")  # what several traces are
 TRAFFIC: Final = ("requests", "sessions", "tasks")  # what clients send to a server
 EXAMPLE_TASK: Final = "research"  # the task of an agent that ships, of assets/research.yaml
 PIN_NAME: Final = "name"  # key of the name of a pin, in its link
@@ -255,6 +256,7 @@ class State:
     replicas, router  servers of serving, and which of them serves a request
     ttft, tpot  latency targets of serving [ms], that the percentile `within` of the requests meets
     pins     settings to compare with this one, each as pin_link() writes it
+    recordings  what several traces are, one of RECORDINGS
     passes   model passes in the trace, counted by its layers if 0
     stage    pipeline stage that the trace was recorded on, from 1; 0 without a pipeline
     files    uploaded files that `model` and `on` name
@@ -310,6 +312,7 @@ class State:
     pins: tuple[str, ...] = _field(
         List(kind=Text(max_characters=_MAX_PIN_CHARACTERS), min_items=0, max_items=MAX_PINS), ()
     )
+    recordings: str = _field(_words(*RECORDINGS), RECORDINGS[0])
     passes: int = _field(IntegerField(minimum=0, maximum=1_000_000), 0)
     stage: int = _field(IntegerField(minimum=0, maximum=16), 0)
     files: tuple[File, ...] = ()
@@ -445,8 +448,8 @@ SERVED_FIELDS: Final = (
     "traffic", "session_turns", "think_time", "system_prompt", "tasks", "replicas", "router",
 )  # fmt: skip
 _SHOWN_FIELDS: Final = (  # that no analysis depends on
-    "phase", "tab", "op", "sweep", "curves", "quants", "pins", "passes", "stage", "ttft", "tpot", "within",
-    *SERVED_FIELDS,
+    "phase", "tab", "op", "sweep", "curves", "quants", "pins", "recordings", "passes", "stage",
+    "ttft", "tpot", "within", *SERVED_FIELDS,
 )  # fmt: skip
 FIELD_TYPES: Final[Mapping[str, Kind]] = {f.name: f.metadata["kind"] for f in fields(State) if f.metadata}
 

@@ -107,6 +107,11 @@ CONTROLS: Final[Mapping[str, ControlWords]] = {
     "pins": ControlWords(
         "Pinned", "Settings to compare with the current one; they are part of the link.", "comparison"
     ),
+    "recordings": ControlWords(
+        "Several files are",
+        "Ranks of a run, or a trace before and one after a change or on a second device.",
+        "trace",
+    ),
     "passes": ControlWords("Passes", "Number of model passes in the trace, if it cannot be detected.", "trace"),
     "stage": ControlWords("Stage", "Pipeline stage that the trace was recorded on, from 1.", "trace"),
     "op": ControlWords(

@@ -92,6 +92,13 @@ class ServerLoad:
     prefill_steps: tuple[LoggedStep, ...] = ()
 
 
+class TelemetryFile(NamedTuple):
+    """Metrics or the log of a server, and the name of the file in errors."""
+
+    name: str
+    text: str
+
+
 def is_telemetry(path: Path) -> bool:
     """Whether a file begins like metrics or the log of a known engine."""
     try:
@@ -99,6 +106,12 @@ def is_telemetry(path: Path) -> bool:
             head = file.read(_HEAD).decode("utf-8", errors="replace")
     except OSError:
         return False
+    return is_telemetry_text(head)
+
+
+def is_telemetry_text(text: str) -> bool:
+    """Whether a text begins like metrics or the log of a known engine."""
+    head = text[:_HEAD]
     return not _JSON.match(head) and bool(_engine_of_metrics(head) or _engine_of_log(head))
 
 
@@ -109,18 +122,26 @@ def read_telemetry(path: Path, *, since: Path | None = None, max_bytes: int) -> 
 
     Raises InputError if a file is not of one engine, is larger than `max_bytes`, or counts nothing.
     """
-    text = _text(path, max_bytes)
+    earlier = None if since is None else TelemetryFile(str(since), _text(since, max_bytes))
+    return parse_telemetry(TelemetryFile(str(path), _text(path, max_bytes)), earlier)
+
+
+def parse_telemetry(file: TelemetryFile, since: TelemetryFile | None = None) -> ServerLoad:
+    """The same of the contents of files, which their names name in errors.
+
+    Raises InputError if a file is not of one engine, or counts nothing.
+    """
+    path, text = file
     if engine := _engine_of_metrics(text):
         samples = _samples(text, path)
         if since is not None:
-            earlier = _text(since, max_bytes)
-            if _engine_of_metrics(earlier) != engine:
-                raise InputError(f"{since}: must be metrics of {_engines()[engine]['title']}, as {path} is")
-            samples = _difference(samples, _samples(earlier, since), engine, since)
+            if _engine_of_metrics(since.text) != engine:
+                raise InputError(f"{since.name}: must be metrics of {_engines()[engine]['title']}, as {path} is")
+            samples = _difference(samples, _samples(since.text, since.name), engine, since.name)
         return _of_metrics(engine, samples, path)
     if engine := _engine_of_log(text):
         if since is not None:
-            raise InputError(f"{since}: an earlier file is of metrics; {path} is a log, which has single steps")
+            raise InputError(f"{since.name}: an earlier file is of metrics; {path} is a log, which has single steps")
         return _of_log(engine, text)
     raise InputError(f"{path}: has neither metrics nor logged steps of {', '.join(_engines())}")
 
@@ -157,7 +178,7 @@ def _engine_of_log(text: str) -> str:
     )
 
 
-def _samples(text: str, path: Path) -> dict[str, list[float]]:
+def _samples(text: str, path: str) -> dict[str, list[float]]:
     """Values by name of metric, over all labels.
 
     Raises InputError, with the line, if one is not of the format.
@@ -180,7 +201,7 @@ def _samples(text: str, path: Path) -> dict[str, list[float]]:
 
 
 def _difference(
-    later: Mapping[str, list[float]], earlier: Mapping[str, list[float]], engine: str, since: Path
+    later: Mapping[str, list[float]], earlier: Mapping[str, list[float]], engine: str, since: str
 ) -> dict[str, list[float]]:
     """Samples of the time between two files: counters since the earlier one, gauges of the later one."""
     prefix = _engines()[engine]["prefix"]
@@ -194,7 +215,7 @@ def _difference(
     return changes
 
 
-def _of_metrics(engine: str, samples: Mapping[str, Sequence[float]], path: Path) -> ServerLoad:
+def _of_metrics(engine: str, samples: Mapping[str, Sequence[float]], path: str) -> ServerLoad:
     data = _engines()[engine]
     prefix = data["prefix"]
 

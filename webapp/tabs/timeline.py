@@ -13,9 +13,11 @@ from flask import current_app
 
 from llmviewer.errors import InputError
 from llmviewer.reports.phrases import below
-from llmviewer.reports.timeline import REPORT
+from llmviewer.reports.report import Report
 from llmviewer.reports.timeline_lanes import lanes_script
 from llmviewer.timelines.against import Timeline
+from llmviewer.timelines.pairs import TracePair
+from llmviewer.timelines.ranks import RankedTimeline
 
 from ..errors import error_line
 from ..page_state import shown_state
@@ -28,8 +30,7 @@ from ._components import Tab, figure_panel, panel, register_clientside, report_p
 
 TRACE: Final = "LLMVIEWER_TRACE"  # key of the server's configuration: path of a trace given at the start
 _MAX_MB, _MAX_UNPACKED_MB = timeline.MAX_TRACE_BYTES / 1e6, timeline.MAX_UNPACKED_BYTES / 1e6
-_RENDERERS: Final = {"html": REPORT.html, "csv": REPORT.csv, "json": REPORT.json}
-_LABELS: Final = {"html": "Report of the trace", "csv": "CSV", "json": "JSON"}
+_LABELS: Final = {"html": "Report", "csv": "CSV", "json": "JSON"}
 
 
 def result() -> Component:
@@ -55,6 +56,10 @@ def show(_results: tuple[DeviceResult, ...], _state: State) -> Component:
                     "(SQLite, or CSV of nsys stats); rocprofv3 (CSV); vLLM's layerwise profile."),
             html.Li("Set model, device, phase, batch, lengths, precision and parallelism as in the recorded run, "
                     "and Decode step to the mean context of its steps."),
+            html.Li("Several traces: those of the ranks of a run, or one before and one after a change (the second on "
+                    "the second device, if there is one)."),
+            html.Li("Metrics of a vLLM, SGLang or TensorRT-LLM server (curl HOST/metrics), or a log of its steps; two "
+                    "files of metrics count the time between them. Batch and lengths are those that it counted."),
             html.Li(with_code(f"Up to {_MAX_MB:.0f} MB, or {_MAX_UNPACKED_MB:.0f} MB unpacked. "
                               "Open larger traces with `llmviewer web --trace FILE`. Traces are not stored.")),
         ], className="said"),
@@ -62,17 +67,13 @@ def show(_results: tuple[DeviceResult, ...], _state: State) -> Component:
     )  # fmt: skip
 
 
-def _timeline_content(recorded_pass: Timeline, devices: int) -> list[Component]:
-    """Title, cards, findings, figure and tables of a recorded pass."""
-    title = REPORT.title(recorded_pass)
-    first = f"First of {devices} devices. " * (devices > 1)
-    lanes = timeline.launch_figure(recorded_pass)
+def _content(report: Report[Any], result: Any, devices: int) -> list[Component]:
+    """Title, cards, findings, figures and tables of what was recorded."""
+    title = report.title(result)
+    first = f"First of {devices} devices. " * (devices > 1 and not isinstance(result, TracePair))
     return [
-        html.H2([title, " ", html.Span(first + below(title, REPORT.headline(recorded_pass)), className="soft")]),
-        *report_parts(
-            REPORT, recorded_pass, panel(figure_panel("timeline-parts", timeline.part_figure(recorded_pass))),
-            *([panel(figure_panel("timeline-lanes", lanes, scrollZoom=True))] if lanes else []),
-        ),
+        html.H2([title, " ", html.Span(first + below(title, report.headline(result)), className="soft")]),
+        *report_parts(report, result, *_drawings(result)),
         html.Div([
             html.Button(label, id=f"timeline-{file_type}", type="button", className="quiet")
             for file_type, label in _LABELS.items()
@@ -80,15 +81,33 @@ def _timeline_content(recorded_pass: Timeline, devices: int) -> list[Component]:
     ]  # fmt: skip
 
 
-def _trace(contents: str | None, name: str | None) -> DroppedTrace | Path | None:
-    """The uploaded trace, or else the one given at the start.
+def _drawings(result: Any) -> list[Component]:
+    """Figures of a recorded pass, or of the ranks of a run."""
+    drawings = []
+    if isinstance(result, RankedTimeline):
+        drawings.append(figure_panel("timeline-ranks", timeline.rank_figure(result)))
+        result = result.timelines[result.slowest]
+    elif isinstance(result, Timeline):
+        drawings.append(figure_panel("timeline-parts", timeline.part_figure(result)))
+    if isinstance(result, Timeline) and (lanes := timeline.launch_figure(result)):
+        drawings.append(figure_panel("timeline-lanes", lanes, scrollZoom=True))
+    return [panel(one) for one in drawings]
+
+
+def _traces(contents: Any, names: Any) -> list[DroppedTrace] | Path | None:
+    """The uploaded files, or else the one given at the start.
 
     Raises InputError if the upload is incomplete.
     """
     if not contents:
         started: Path | None = current_app.config.get(TRACE)
         return started
-    return DroppedTrace(label(name, "trace"), decoded(contents, name, timeline.MAX_TRACE_BYTES))
+    texts = contents if isinstance(contents, list) else [contents]
+    titles = names if isinstance(names, list) else [names] * len(texts)
+    return [
+        DroppedTrace(label(title, "trace"), decoded(text, title, timeline.MAX_TRACE_BYTES))
+        for text, title in zip(texts, titles, strict=False)
+    ]
 
 
 def register(app: Dash) -> None:
@@ -119,22 +138,22 @@ def register(app: Dash) -> None:
         Held("trace", "filename"),
         Held("files", "data"),
     )
-    def read(contents: str | None, link: str | None, name: str | None, files: Any) -> tuple[Any, str, str]:
+    def read(contents: Any, link: str | None, names: Any, files: Any) -> tuple[Any, str, str]:
         state = shown_state(link, files)
         try:
-            trace = _trace(contents, name)
-            if trace is None or link is None:
+            traces = _traces(contents, names)
+            if not traces or link is None:
                 raise PreventUpdate
-            recorded_pass = timeline.timeline_of(trace, device_results(state)[0], state)
+            report, result = timeline.recorded(traces, device_results(state), state)
         except InputError as error:
             text = error_line(error)
             texts = ("", text) if "--passes" in str(error) else (text, "")  # beside the control that it names
             return no_update, *texts  # the last result stays
-        return _timeline_content(recorded_pass, len(state.on)), "", ""
+        return _content(report, result, len(state.on)), "", ""
 
     @app.callback(
         Output("timeline-download", "data"),
-        *(Input(f"timeline-{file_type}", "n_clicks") for file_type in _RENDERERS),
+        *(Input(f"timeline-{file_type}", "n_clicks") for file_type in _LABELS),
         Held("trace", "contents"),
         Held("trace", "filename"),
         Held("timeline-asked", "data"),
@@ -142,18 +161,18 @@ def register(app: Dash) -> None:
         prevent_initial_call=True,
     )
     def save(*values: Any) -> dict[str, Any]:
-        *clicks, contents, name, link, files = values
+        *clicks, contents, names, link, files = values
         state = shown_state(link, files)
         try:
-            trace = _trace(contents, name)
+            traces = _traces(contents, names)
             file_type = str(ctx.triggered_id).removeprefix("timeline-")
-            if trace is None or not any(clicks) or file_type not in _RENDERERS:
+            if not traces or not any(clicks) or file_type not in _LABELS:
                 raise PreventUpdate
-            recorded_pass = timeline.timeline_of(trace, device_results(state)[0], state)
+            report, result = timeline.recorded(traces, device_results(state), state)
         except InputError:  # shown below the upload
             raise PreventUpdate from None
         return {
-            "content": _RENDERERS[file_type](recorded_pass),
+            "content": getattr(report, file_type)(result),
             "filename": f"timeline.{file_type}",
             "type": "text/plain",
         }

@@ -125,6 +125,18 @@ def test_simulated_steps_are_those_of_the_engine(engine, device, quant):
 
 
 @pytest.mark.parametrize(
+    ("engine", "device", "quant"), [("llama.cpp", "rtx-4090", "Q8_0"), ("mlx", "m4-max", "W4A16g64")]
+)
+def test_plans_of_rare_requests_are_those_of_an_analysis(engine, device, quant):
+    """Operators of equal traffic in all differ in how much of it is cache."""
+    asked = {"prompt": 1000, "gen": 50, "engine": engine}
+    found = plan("llama-3.1-8b", rate=1e-6, hardware=[device], quants=[quant], layouts=[""], confirm=False, **asked)
+    (one,) = (*found.within_targets, *found.unmeasured)
+    alone = analyze("llama-3.1-8b", device, quant=quant, **asked).evaluation.expected
+    assert (one.ttft_s, one.tpot_s) == pytest.approx((alone.ttft_s, alone.tpot_s), rel=1e-5)
+
+
+@pytest.mark.parametrize(
     ("asked", "told"),
     [
         ({"quant": "Q4_K_M"}, True),

@@ -165,7 +165,8 @@ class WorkCache:
     def _worked_out(self, op: Operator, stream: Stream) -> _Row:
         work = op.work().on(stream)
         names = tuple((resource, *(f.name for f, _ in form.terms)) for resource, form in work.amounts)
-        return _Row(op, work, self._number((op.kind, work.amounts)), self._number(names))
+        traffic = work.weight_bytes, work.activation_bytes, work.kv_bytes  # which whole passes weight apart
+        return _Row(op, work, self._number((op.kind, work.amounts, traffic)), self._number(names))
 
     def _number(self, key: object) -> int:
         return self._numbers.setdefault(key, len(self._numbers))

@@ -20,6 +20,7 @@ from .expectation.profile import Profile
 from .model import Model
 from .options import PARAMETERS, SettingOptions
 from .parallel.layout import Layout
+from .parameters import declared
 from .techniques import Technique
 from .transforms.host import HostPlacement
 from .transforms.offload import Offload
@@ -76,7 +77,7 @@ def with_defaults(options: _O, kind: type[_O]) -> _O:
     Raises TypeError for an unknown name, and InputError for a value of another type.
     """
     check_options(options, kind)
-    return cast("_O", {name: PARAMETERS[name].default for name in kind.__annotations__} | dict(options))
+    return cast("_O", {name: one.default for name, one in declared(kind).items()} | dict(options))
 
 
 def check_options(options: _O, kind: type[_O]) -> None:

@@ -43,12 +43,17 @@ def _degree(about: str, label: str, *, page_most: int = 1024) -> Parameter:
     )  # fmt: skip
 
 
-class RequestOptions(TypedDict, total=False):
-    """A batch of equal requests."""
+class BatchOptions(TypedDict, total=False):
+    """The sequences of a batch."""
 
     batch: Annotated[
         int, Parameter(about="Sequences per batch.", default=1, least=1, label="Batch", term="batch", page_most=65_536)
     ]
+
+
+class LengthOptions(TypedDict, total=False):
+    """The tokens of each sequence."""
+
     prompt: Annotated[
         int,
         Parameter(
@@ -73,6 +78,11 @@ class RequestOptions(TypedDict, total=False):
             page_most=65_536,
         ),
     ]
+
+
+class ContextOptions(TypedDict, total=False):
+    """Images of a prompt, and the decode step shown."""
+
     kv_len: Annotated[
         "int | None",
         Parameter(
@@ -97,6 +107,14 @@ class RequestOptions(TypedDict, total=False):
             page_most=1024,
         ),
     ]
+
+
+class GenerationOptions(BatchOptions, LengthOptions, total=False):
+    """A batch of equal generations."""
+
+
+class RequestOptions(GenerationOptions, ContextOptions, total=False):
+    """A batch of equal requests."""
 
 
 class HardwareOptions(TypedDict, total=False):
@@ -510,6 +528,30 @@ class CountedOptions(AttentionOptions, AccountingOptions, total=False):
 
 class FigureOptions(PrecisionOptions, CountedOptions, HardwareOptions, total=False):
     """Options of the figures of "LLM Inference Unveiled"."""
+
+
+class AnalysisArguments(LengthOptions, ContextOptions, SettingOptions, total=False):
+    """Options of analyze() beside a batch, which may be the largest that fits."""
+
+
+class DisaggregatedArguments(RequestOptions, DisaggregatedOptions, total=False):
+    """Options of disaggregate(): a request and both settings."""
+
+
+class SplitArguments(GenerationOptions, SplitOptions, total=False):
+    """Options of split(): a generation and the setting."""
+
+
+class SearchArguments(GenerationOptions, SearchOptions, total=False):
+    """Options of search(): a generation and the setting."""
+
+
+class AdviceArguments(GenerationOptions, ServedOptions, total=False):
+    """Options of advise(): a generation and the setting."""
+
+
+class FleetArguments(LengthOptions, FleetOptions, total=False):
+    """Options of compare(), choose() and plan(): lengths and all settings."""
 
 
 class SweepOptions(RequestOptions, CommonOptions, PassOptions, total=False):

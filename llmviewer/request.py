@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Any, Final
+from typing import Any, Final, Self, Unpack
 from warnings import warn
 
 from .documents import MAX_EXACT_INTEGER
 from .errors import InputError
 from .model import Model
+from .options import LengthOptions, RequestOptions, only
 from .records import frozen
 from .setting import check_images, whole_number
 
@@ -46,6 +47,12 @@ class Request:
     largest: bool = False
     tpot_s: float | None = None
 
+    @classmethod
+    def of(cls, **options: Unpack[RequestOptions]) -> Self:
+        """The request of options, whose values of None are as if they were not given."""
+        numbers: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        return cls(**numbers)
+
     def of_model(self, model: Model) -> Request:
         """The request with all numbers; gen and kv_len are None if the model does not generate.
 
@@ -79,6 +86,15 @@ class Request:
         """The numbers of the request, as in JSON documents."""
         numbers = asdict(self)
         return {name: numbers[name] for name in ("batch", "prompt", "gen", "kv_len", "images")}
+
+
+def lengths_of(options: LengthOptions, request: Request | None = None, *, gen: int = _DEFAULT_GEN) -> tuple[int, int]:
+    """Prompt and generated tokens of each sequence: of `request`, else of options; `gen` if neither has their number.
+
+    Raises InputError for a number that is not valid.
+    """
+    lengths = request or Request.of(**only(options, LengthOptions))
+    return whole_number("prompt", lengths.prompt), whole_number("gen", gen if lengths.gen is None else lengths.gen)
 
 
 def _kv_len_of(model: Model, *, prompt: int, kv_len: int | None) -> int | None:

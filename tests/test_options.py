@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
-from inspect import signature
+from inspect import isfunction, signature, unwrap
 from pathlib import Path
 
 import click
@@ -50,6 +50,42 @@ def test_functions_show_the_options_that_they_take():
     assert (shown["tp"].default, shown["tp"].annotation, shown["quant"].annotation) == (1, int, "str | None")
     assert "tp: Tensor parallelism" in analyze.__doc__
     assert "bound" not in signature(sweep).parameters
+
+
+OWN = {  # parameters that have other types or defaults in a function than everywhere else
+    "analyze": {"batch"}, "compare": {"batch", "layout"}, "afd": {"batch", "kv_len", "micro_batches"},
+    "afd_splits": {"kv_len", "micro_batches"},
+}  # fmt: skip
+
+
+def test_no_public_function_declares_a_shared_parameter_again():
+    shared = PARAMETERS.keys() | declared(RequestOptions).keys()
+    functions = {name: unwrap(each) for name in llmviewer.__all__ if isfunction(each := getattr(llmviewer, name))}
+    codes = {name: function.__code__ for name, function in functions.items()}
+    own = {name: {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]} for name, code in codes.items()}
+    assert {name: repeated for name, names in own.items() if (repeated := names & shared)} == OWN
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda **asked: analyze("gpt2", "l4", **asked),
+        lambda **asked: llmviewer.compare("gpt2", "l4", **asked),
+        lambda **asked: llmviewer.choose("gpt2", hardware=["l4"], **asked),
+        lambda **asked: llmviewer.plan("gpt2", hardware=["l4"], rate=1, **asked),
+        lambda **asked: llmviewer.advise("gpt2", "l4", **asked),
+        lambda **asked: llmviewer.search("gpt2", "l4", {"depth": [4]}, **asked),
+        lambda **asked: llmviewer.split("gpt2", "l4", host="ryzen-9-9950x", **asked),
+        lambda **asked: llmviewer.disaggregate("gpt2", "l4", "l4", **asked),
+    ],
+)
+def test_lengths_are_checked_alike_everywhere(call):
+    with pytest.raises(InputError, match=r"^prompt must be a whole number of at least 1; got 0$"):
+        call(prompt=0)
+    with pytest.raises(InputError, match=r"^gen must be a whole number of at least 1; got 'x'$"):
+        call(gen="x")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'promt'; did you mean prompt"):
+        call(promt=1)
 
 
 def test_degrees_are_options_of_their_own_or_one_layout():

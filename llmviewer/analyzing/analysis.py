@@ -14,7 +14,7 @@ from ..devices.hardware import Hardware
 from ..errors import CapacityError, InputError
 from ..memory import Memory
 from ..model import Model
-from ..options import SettingOptions, document_options
+from ..options import AnalysisArguments, RequestOptions, SettingOptions, document_options, only
 from ..records import frozen
 from ..request import Inputs, Request
 from ..rows import Rows
@@ -150,29 +150,21 @@ def analyze(
     hardware: str | Hardware,
     *,
     batch: int | str = 1,
-    prompt: int = 1024,
-    gen: int | None = None,
-    kv_len: int | None = None,
-    images: int = 0,
     tpot: float | None = None,
     measured: Mapping[str, float] | None = None,
-    **options: Unpack[SettingOptions],
+    **options: Unpack[AnalysisArguments],
 ) -> Analysis: ...
 
 
-@document_options(SettingOptions)
+@document_options(AnalysisArguments)
 def analyze(
     model: str | Model | Setting,
     hardware: str | Hardware | Request,
     *,
     batch: int | str = 1,
-    prompt: int = 1024,
-    gen: int | None = None,
-    kv_len: int | None = None,
-    images: int = 0,
     tpot: float | None = None,
     measured: Mapping[str, float] | None = None,
-    **options: Unpack[SettingOptions],
+    **options: Unpack[AnalysisArguments],
 ) -> Analysis:
     """Bounds and expected times of `model` on `hardware`, for prefill, decode and a whole generation.
 
@@ -180,10 +172,8 @@ def analyze(
 
     model, hardware  shipped names, paths of files, or objects
     batch            sequences processed together; "max": as many as fit the memory
-    prompt, gen      prompt tokens and generated tokens per sequence; with encoder and decoder, tokens of each; `gen` is
-                     ignored for models that do not generate; None: 128, or the steps of one inference of a robot's
-    kv_len           tokens that the decode step shown attends to, its own included; None: those of the first step
-    images           images per prompt; `prompt` includes their tokens, and the prefill runs their encoder
+    prompt, gen      with encoder and decoder, tokens of each; `gen` is ignored for models that do not generate
+    images           `prompt` includes their tokens, and the prefill runs their encoder
     tpot             with batch "max": longest time per output token, as expected, else at the bound [s]
     measured         what took how long on your machine, such as {"tpot_s": 0.025}: the result rates it; of "ttft_s",
                      "tpot_s", "latency_s" [s] and "tokens_per_s" [1/s] of the generation
@@ -197,9 +187,11 @@ def analyze(
     elif isinstance(hardware, Request):
         raise InputError(f"model must be a Setting before a Request; got {model!r}")
     else:
-        setting, batch_is_max = Setting.of(model, hardware, **options), isinstance(batch, str) and batch == MAX
+        arguments.check_options(options, AnalysisArguments)
+        setting = Setting.of(model, hardware, **only(options, SettingOptions))
+        batch_is_max = isinstance(batch, str) and batch == MAX
         sequences: Any = 1 if batch_is_max else batch
-        request = Request(batch=sequences, prompt=prompt, gen=gen, kv_len=kv_len, images=images)
+        request = replace(Request.of(**only(options, RequestOptions)), batch=sequences)
     _check_tpot(tpot, batch_is_max)
     measured_values = check_measured(measured)
     request = request.of_model(setting.model)

@@ -13,7 +13,7 @@ from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..model import Model, kv_cache_bytes
 from ..model_files import load_model
-from ..options import DisaggregatedOptions, document_options
+from ..options import DisaggregatedArguments, DisaggregatedOptions, RequestOptions, document_options, only
 from ..parallel.layout import ONE_DEVICE, Layout
 from ..parameters import KvLink, KvTransfer
 from ..records import frozen
@@ -152,7 +152,7 @@ class Disaggregated(Rows):
         }
 
 
-@document_options(DisaggregatedOptions)
+@document_options(DisaggregatedArguments)
 def disaggregate(
     model: str | Model,
     prefill_hardware: str | Hardware,
@@ -162,14 +162,9 @@ def disaggregate(
     decode_layout: str | Layout = ONE_DEVICE,
     kv_transfer: str = "after",
     kv_link: str = "scale-out",
-    batch: int = 1,
-    prompt: int = 1024,
-    gen: int = 128,
-    kv_len: int | None = None,
-    images: int = 0,
-    **options: Unpack[DisaggregatedOptions],
+    **options: Unpack[DisaggregatedArguments],
 ) -> Disaggregated:
-    """Prefill of `batch` prompts on one kind of device, decode on another.
+    """Prefill of a batch on one kind of device, decode on another.
 
     kv_transfer   when the KV cache is sent: "after" the prefill, or "overlapped" with it
     kv_link       over which links: "scale-out", or "scale-up" if both sides are in one scale-up domain
@@ -179,7 +174,8 @@ def disaggregate(
 
     Raises InputError if an argument is invalid or the model does not generate.
     """
-    if str(batch) == MAX:
+    request = Request.of(**only(options, RequestOptions))
+    if str(request.batch) == MAX:
         raise InputError("batch max is not supported with two kinds of device; give a number")
     arguments.check_types(model=model)
     loaded = load_model(model) if isinstance(model, str) else model
@@ -189,18 +185,18 @@ def disaggregate(
         arguments.enum_member("kv_transfer", kv_transfer, KvTransfer),
         arguments.enum_member("kv_link", kv_link, KvLink),
     )
-    changes = arguments.with_defaults(options, DisaggregatedOptions)["hardware_set"]
+    changes = arguments.with_defaults(options, DisaggregatedArguments)["hardware_set"]
+    shared = only(options, DisaggregatedOptions)
     prefill_changes, decode_changes = changes_by_device((prefill_hardware, decode_hardware), changes)
     prefill_setting = Setting.of(
-        loaded, prefill_hardware, layout=prefill_layout, **options | {"hardware_set": prefill_changes}
+        loaded, prefill_hardware, layout=prefill_layout, **shared | {"hardware_set": prefill_changes}
     )
     decode_setting = Setting.of(
-        loaded, decode_hardware, layout=decode_layout, **options | {"hardware_set": decode_changes}
+        loaded, decode_hardware, layout=decode_layout, **shared | {"hardware_set": decode_changes}
     )
     decode_setting = replace(decode_setting, decodes_only=True)
-    request: dict[str, Any] = {"batch": batch, "prompt": prompt, "images": images}
-    prefill = analyze(prefill_setting, Request(gen=1, **request))
-    decode = analyze(decode_setting, Request(gen=gen, kv_len=kv_len, **request))
+    prefill = analyze(prefill_setting, replace(request, gen=1, kv_len=None))
+    decode = analyze(decode_setting, request)
     single_device_graph = replace(decode_setting, layout=ONE_DEVICE, offload=ON_DEVICE).graph
     return Disaggregated(
         prefill=prefill,
@@ -209,7 +205,11 @@ def disaggregate(
         kv_link=link,
         kv_transfer_bytes=float(
             kv_cache_bytes(
-                single_device_graph, batch=batch, context=_cached(loaded, prompt), prompt=prompt, images=images
+                single_device_graph,
+                batch=request.batch,
+                prompt=request.prompt,
+                images=request.images,
+                context=_cached(loaded, request.prompt),
             )
         ),
         kv_transfer_bytes_per_s=transfer_bytes_per_s(prefill_setting, decode_setting, link),

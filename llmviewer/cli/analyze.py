@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InputError
-from ..options import DisaggregatedOptions, SettingOptions, only
+from ..options import AnalysisArguments, DisaggregatedArguments, only
 from . import inputs
 from . import options as shared
 
@@ -38,10 +38,7 @@ def _measured(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
     help="Sequences per batch; max: the most that fit in memory.",
 )
 @shared.latency_target("--tpot", "With --batch max: highest TPOT, expected where that is known, else the bound.")
-@shared.number("--prompt", "Prompt tokens per sequence.", default=1024)
-@shared.number("--gen", "Generated tokens per sequence; if not given, 128, or one inference of a robot model.")
-@shared.number("--kv-len", "Context of the decode step shown; if not given, that of the first step.")
-@shared.number("--images", "Images per prompt, or audio clips of 30 s.", default=0)
+@inputs.declared_options(AnalysisArguments)
 @shared.report_format(shared.FORMATS)
 @click.option(
     "--per-call/--all-calls",
@@ -63,7 +60,6 @@ def _measured(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
     "and expected time. May be repeated.",
 )
 @click.option("--sources", is_flag=True, help="Cite the sources of an engine's times (text).")
-@inputs.declared_options(SettingOptions)
 @inputs.disaggregation
 @inputs.scenario
 @shared.emit_option
@@ -72,7 +68,7 @@ def analyze(
     model: str,
     hardware: str,
     *,
-    options: SettingOptions,
+    options: AnalysisArguments,
     form: str | None,
     per_call: bool | None,
     every: bool,
@@ -124,18 +120,16 @@ def analyze(
         _check_used(sides, hardware, layout)
         both_sides: dict[str, Any] = {"prefill_hardware": hardware, "decode_hardware": hardware}
         both_sides |= {"prefill_layout": layout, "decode_layout": layout}
-        if question["gen"] is None:
-            del question["gen"]
         from ..reports import disaggregated
 
-        result = disaggregate(model, **(both_sides | sides), **only(options, DisaggregatedOptions), **question)
+        result = disaggregate(model, **(both_sides | sides), **only(options, DisaggregatedArguments), **question)
         shared.emit_report(disaggregated.report(**report_options), result, output_form, output)
         return
     analysis = run(model, hardware, **options, **question)
     if emit is not None:
         _emit(analysis, emit, output)
         return
-    if question["gen"] is not None and not analysis.model.generates:
+    if options["gen"] is not None and not analysis.model.generates:
         raise InputError(f"gen must be left out: {analysis.model.name} does not generate")
     from ..reports.analysis import report
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from ..errors import InputError, suggest
-from ..options import FigureOptions, FleetOptions
+from ..options import FigureOptions, FleetArguments
 from . import inputs
 from . import options as shared
 from .progress import with_progress_bar
@@ -57,10 +57,8 @@ def _split(text: str) -> list[str]:
     show_default=True,
     help="Concurrent sequences: 8 or 1,8,64 or 1..64*2; max: the largest batch that fits.",
 )
-@shared.number("--prompt", "Tokens of each prompt.", default=1024)
-@shared.number("--gen", "Output tokens of each sequence.", default=128)
 @inputs.layouts
-@inputs.declared_options(FleetOptions)
+@inputs.declared_options(FleetArguments)
 @shared.depreciation
 @shared.report_options
 def compare(
@@ -70,7 +68,7 @@ def compare(
     also: tuple[str, ...],
     quants: tuple[str, ...],
     batch: str,
-    options: FleetOptions,
+    options: FleetArguments,
     form: str | None,
     output: Path | None,
     **question: Any,
@@ -108,8 +106,6 @@ def compare(
 @click.option(
     "--users", type=shared.WholeNumber(1), default=1, show_default=True, help="Users who send their prompts at once."
 )
-@shared.number("--prompt", "Tokens of each prompt.", default=1024)
-@shared.number("--gen", "Output tokens of each user.", default=128)
 @shared.quants("An allowed precision. May be repeated. [default: published, fp8, W8A8, W4A16g128]")
 @hardware_option
 @shared.choice(
@@ -128,12 +124,12 @@ def compare(
     "Maximum devices of a kind, on one host with tensor parallelism; the smallest number that qualifies is ranked.",
     default=1,
 )
-@inputs.declared_options(FleetOptions)
+@inputs.declared_options(FleetArguments)
 @shared.depreciation
 @shared.report_options
 def choose(
     *,
-    options: FleetOptions,
+    options: FleetArguments,
     hardware: tuple[str, ...],
     quants: tuple[str, ...],
     form: str | None,

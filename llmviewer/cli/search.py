@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..errors import InputError
-from ..options import SearchOptions
+from ..options import SearchArguments
 from . import inputs
 from . import options as shared
 
@@ -37,13 +37,10 @@ from . import options as shared
     help_text="Parameters that stand for quality: of all layers, those of layers that a token uses, or all.",
     default="layers",
 )
-@shared.number("--batch", "Sequences per batch.", default=1)
-@shared.number("--prompt", "Prompt tokens per sequence.", default=1024)
-@shared.number("--gen", "Generated tokens per sequence.", default=128)
-@inputs.declared_options(SearchOptions)
+@inputs.declared_options(SearchArguments)
 @shared.report_options
 def search(
-    *, options: SearchOptions, over: tuple[str, ...], by: str | None, form: str | None, output: Path | None,
+    *, options: SearchArguments, over: tuple[str, ...], by: str | None, form: str | None, output: Path | None,
     **question: Any,
 ) -> None:  # fmt: skip
     """Search shapes of MODEL, such as depth and width, under latency targets.

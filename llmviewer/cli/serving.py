@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from ..errors import InputError
-from ..options import FleetOptions, ServedOptions
+from ..options import AdviceArguments, FleetOptions, ServedOptions
 from . import inputs
 from . import options as shared
 from .comparing import hardware_option, named
@@ -421,9 +421,6 @@ def plan(
     help_text="Quantity to improve.",
     default="latency",
 )
-@shared.number("--batch", "Batch size.", default=1)
-@shared.number("--prompt", "Input tokens per request.", default=1024)
-@shared.number("--gen", "Output tokens per request.", default=128)
 @shared.number(
     "--max-devices", "Also try tensor and expert parallelism over 2, 4, ... up to this many devices (at most 64).",
     default=1,
@@ -439,11 +436,11 @@ def plan(
     multiple=True,
     help="Leave out techniques that change the output, or require a draft model or retrained weights. May be repeated.",
 )
-@inputs.declared_options(ServedOptions)
+@inputs.declared_options(AdviceArguments)
 @shared.emit_option
 @shared.report_options
 def advise(
-    *, options: ServedOptions, form: str | None, output: Path | None, emit: str | None, **question: Any
+    *, options: AdviceArguments, form: str | None, output: Path | None, emit: str | None, **question: Any
 ) -> None:  # fmt: skip
     """Rank techniques by their gain for MODEL on HARDWARE.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..options import SplitOptions
+from ..options import SplitArguments
 from . import inputs
 from . import options as shared
 
@@ -20,12 +20,9 @@ from . import options as shared
     choices=("experts", "layers", "attention"),
     help_text="What the host computes of its layers. Default: experts if the model has some, else whole layers.",
 )
-@shared.number("--batch", "Sequences per batch.", default=1)
-@shared.number("--prompt", "Prompt tokens per sequence.", default=1024)
-@shared.number("--gen", "Generated tokens per sequence.", default=128)
-@inputs.declared_options(SplitOptions)
+@inputs.declared_options(SplitArguments)
 @shared.report_options
-def split(*, options: SplitOptions, part: str | None, form: str | None, output: Path | None, **question: Any) -> None:
+def split(*, options: SplitArguments, part: str | None, form: str | None, output: Path | None, **question: Any) -> None:
     """Find how much of MODEL to run on the CPU beside HARDWARE.
 
     Speed, memory of both sides and bottleneck by the number of layers whose experts, attention or all of which the CPU

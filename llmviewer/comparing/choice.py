@@ -20,11 +20,11 @@ from ..forms import Num
 from ..model import Model
 from ..model_files import load_model
 from ..operators.collectives import SCALE_OUT, SCALE_UP
-from ..options import FleetOptions, document_options
+from ..options import FleetArguments, FleetOptions, document_options, only
 from ..parallel import parallel
 from ..parallel.layout import Layout, Network
 from ..records import frozen
-from ..request import Request
+from ..request import Request, lengths_of
 from ..rows import Rows
 from ..setting import Setting, opened, quant_text, single_device, whole_number
 from ..transforms.quantize import PUBLISHED
@@ -157,14 +157,12 @@ class Choice(Rows):
         }  # fmt: skip
 
 
-@document_options(FleetOptions)
+@document_options(FleetArguments)
 def choose(
     model: str | Model | Setting,
     request: Request | None = None,
     *,
     users: int = 1,
-    prompt: int = 1024,
-    gen: int = 128,
     quants: Sequence[str] = QUANTS,
     hardware: Sequence[str | Hardware] | None = None,
     max_devices: int = 1,
@@ -176,7 +174,7 @@ def choose(
     native: bool = False,
     years: float | None = None,
     progress: Callable[[int, int], object] = lambda finished, settings: None,
-    **options: Unpack[FleetOptions],
+    **options: Unpack[FleetArguments],
 ) -> Choice:
     """Ranks devices for `users` who each send a prompt of `prompt` tokens at once and get `gen` tokens.
 
@@ -200,11 +198,13 @@ def choose(
 
     Raises InputError if an argument is invalid or the model does not generate.
     """
+    arguments.check_options(options, FleetArguments)
     if request is not None:
-        users, prompt, gen = request.batch, request.prompt, gen if request.gen is None else request.gen
+        users = request.batch
+    prompt, gen = lengths_of(options, request)
     if isinstance(model, Setting):
         quants = (quant_text(model),) if quants is QUANTS else quants
-        model, _, options = opened(single_device(model), None, options, FleetOptions)
+        model, _, options = opened(single_device(model), None, options, FleetArguments)
     ranking = arguments.enum_member("by", by, _RANKING_UNITS)
     limits = Limits(budget=budget, power=power, ttft_s=ttft, tpot_s=tpot, native=native)
     arguments.check_types(model=model)
@@ -221,7 +221,7 @@ def choose(
     layouts = [Layout(tp=n) for n in _valid_degrees(loaded_model, loaded(devices[0]), device_limit)]
     comparison = compare(
         loaded_model, devices, quants=precisions, batch=batch, prompt=prompt, gen=gen, years=years, layout=layouts,
-        progress=progress, **options,
+        progress=progress, **only(options, FleetOptions),
     )  # fmt: skip
     compared_model = comparison.cells[0].model
     if not compared_model.generates:

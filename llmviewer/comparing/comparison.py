@@ -20,10 +20,10 @@ from ..expectation.profile import Profile, read_profiles
 from ..expectation.whole_passes import typical
 from ..model import Model
 from ..model_files import load_model
-from ..options import EngineOptions, FleetOptions, document_options, only
+from ..options import EngineOptions, FleetArguments, document_options, only
 from ..parallel.layout import ONE_DEVICE, Layout, parse_layout
 from ..records import frozen
-from ..request import Request
+from ..request import Request, lengths_of
 from ..rows import Rows
 from ..setting import Setting, engine_inputs, engine_on, quant_text, server_options, whole_number
 from ..techniques import Technique, parse_techniques
@@ -197,19 +197,17 @@ class Comparison(Rows):
                         }  # fmt: skip
 
 
-@document_options(FleetOptions)
+@document_options(FleetArguments)
 def compare(
     models: str | Model | Setting | Sequence[str | Model | Setting],
     hardware: str | Hardware | Sequence[str | Hardware] | Request | None = None,
     *,
     quants: Sequence[str] = (PUBLISHED,),
     batch: int | str | Sequence[int] = 1,
-    prompt: int = 1024,
-    gen: int = 128,
     layout: str | Layout | Sequence[str | Layout] = ONE_DEVICE,
     years: float | None = None,
     progress: Callable[[int, int], object] = lambda finished, settings: None,
-    **options: Unpack[FleetOptions],
+    **options: Unpack[FleetArguments],
 ) -> Comparison:
     """Every model in every precision on every device.
 
@@ -218,7 +216,6 @@ def compare(
     quants        precisions as in analyze(), or "published"
     batch         concurrent sequences, one number or several; bottlenecks are those of the first. "max": the largest
                   that fits, cell by cell
-    prompt, gen   tokens of each prompt and of each answer
     layout        degrees of parallelism as in analyze(); one or several
     years         time of continuous use over which a purchase price is spread; None: only cloud prices count
     progress      called with the number of finished combinations of model, precision and layout, and of all
@@ -236,9 +233,9 @@ def compare(
         raise InputError("hardware must be given with models; or give Settings and a Request")
     at_largest_batch = isinstance(batch, str) and batch == MAX
     batches = (1,) if at_largest_batch else tuple(whole_number("batch", b) for b in arguments.as_numbers(batch))
-    prompt, gen = whole_number("prompt", prompt), whole_number("gen", gen)
+    prompt, gen = lengths_of(options)
     arguments.check_positive(years=years)
-    all_options = arguments.with_defaults(options, FleetOptions)
+    all_options = arguments.with_defaults(options, FleetArguments)
     library, engine, bound = all_options["library"], all_options["engine"], all_options["bound"]
     arguments.check_bound_only(bound, library, engine, all_options["profiles"])
     devices, without_fact = _changed(arguments.as_values("hardware", hardware), all_options["hardware_set"])

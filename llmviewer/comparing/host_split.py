@@ -14,7 +14,7 @@ from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..model import Model
 from ..operators.linear import ExpertsLinear
-from ..options import SplitOptions, document_options
+from ..options import GenerationOptions, SplitArguments, SplitOptions, document_options, only
 from ..records import frozen
 from ..request import Request
 from ..rows import Rows
@@ -140,21 +140,17 @@ class HostSplit(Rows):
         })  # fmt: skip
 
 
-@document_options(SplitOptions)
+@document_options(SplitArguments)
 def split(
     model: str | Model,
     hardware: str | Hardware,
     *,
     part: str = "",
-    batch: int = 1,
-    prompt: int = 1024,
-    gen: int = 128,
-    **options: Unpack[SplitOptions],
+    **options: Unpack[SplitArguments],
 ) -> HostSplit:
     """Speeds and memory of `model` on `hardware` and `host`, by the number of layers of which the host computes a part.
 
-    part                what the host computes: "experts" (default if the model has some), "layers" or "attention"
-    batch, prompt, gen  sequences, prompt tokens and generated tokens of each
+    part  what the host computes: "experts" (default if the model has some), "layers" or "attention"
 
     Raises InputError if an argument is invalid.
     """
@@ -162,13 +158,13 @@ def split(
         raise InputError("host must be given: a CPU such as ryzen-9-9950x, or a file of one")
     if part and part not in PARTS:
         raise InputError(f"part must be one of {', '.join(PARTS)}; got {part!r}")
-    arguments.check_options(options, SplitOptions)
-    first = Setting.of(model, hardware, **options, on_host="layers=1")
+    arguments.check_options(options, SplitArguments)
+    first = Setting.of(model, hardware, **only(options, SplitOptions), on_host="layers=1")
     if not first.model.generates:
         raise InputError(f"{first.model.name} does not generate: it has no decode steps to split")
     has_experts = any(isinstance(op, ExpertsLinear) for _, op in first.model.graph)
     part = part or ("experts" if has_experts else "layers")
-    request = Request(batch=batch, prompt=prompt, gen=gen).of_model(first.model)
+    request = Request.of(**only(options, GenerationOptions)).of_model(first.model)
 
     def point(layers: int) -> SplitPoint:
         placed = replace(first, placement=HostPlacement(**{part: layers}))

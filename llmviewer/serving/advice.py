@@ -15,9 +15,9 @@ from ..arguments import as_values, check_options, enum_member
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..model import Model
-from ..options import ServedOptions, document_options
+from ..options import AdviceArguments, BatchOptions, ServedOptions, document_options, only
 from ..records import frozen
-from ..request import Request
+from ..request import Request, lengths_of
 from ..rows import Rows
 from ..setting import Setting, check_countable, setting_of, whole_number
 from ..techniques import Requirement, techniques
@@ -140,22 +140,19 @@ class Advice(Rows):
         }  # fmt: skip
 
 
-@document_options(ServedOptions)
+@document_options(AdviceArguments)
 def advise(
     model: str | Model | Setting,
     hardware: str | Hardware | None = None,
     *,
     wanted: str = "latency",
-    batch: int = 1,
-    prompt: int = 1024,
-    gen: int = 128,
     max_devices: int = 1,
     ttft: float = inf,
     tpot: float = inf,
     research: bool = False,
     without: Sequence[str] = (),
     progress: Callable[[int, int], object] = lambda finished, steps: None,
-    **options: Unpack[ServedOptions],
+    **options: Unpack[AdviceArguments],
 ) -> Advice:
     """The gain of each change that engines run today: precisions, an 8-bit KV cache, layouts, batches, prefix caching,
     chunked prefill and speculative decoding.
@@ -175,11 +172,12 @@ def advise(
     Raises InputError if an argument is invalid, or the model does not generate.
     """
     objective = enum_member("wanted", wanted, Objective)
-    check_options(options, ServedOptions)
+    check_options(options, AdviceArguments)
     excluded = tuple(enum_member("without", one, Requirement) for one in as_values("without", without))
-    size = {name: whole_number(name, value) for name, value in (("batch", batch), ("prompt", prompt), ("gen", gen))}
+    batch = whole_number("batch", Request.of(**only(options, BatchOptions)).batch)
+    prompt, gen = lengths_of(options)
     device_limit = whole_number("max_devices", max_devices)
-    setting = setting_of(model, hardware, **options)
+    setting = setting_of(model, hardware, **only(options, ServedOptions))
     in_use = tuple(map(str, options.get("techniques", setting.techniques)))
     check_countable(batch, prompt + gen)
     if gen < 2:
@@ -191,7 +189,7 @@ def advise(
         )
     if setting.engine:
         setting.engine.check_accepts(prompt + gen)
-    base = Evaluation(setting=setting, batch=size["batch"], prompt=size["prompt"], gen=size["gen"])
+    base = Evaluation(setting=setting, batch=batch, prompt=prompt, gen=gen)
     names = [one.name for one in setting.techniques]
     targets = Goals(ttft_s=ttft, tpot_s=tpot)
     try_all = _all_changes if research else _deployed_changes
@@ -221,7 +219,7 @@ def advise(
         refused=(
             *(pair for pair in techniques_to_choose(names) if research and pair[0].requires not in excluded), *refused,
         ),
-        **size,
+        batch=batch, prompt=prompt, gen=gen,
     )  # fmt: skip
 
 

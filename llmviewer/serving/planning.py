@@ -23,10 +23,10 @@ from ..expectation.whole_passes import typical
 from ..graph import Graph
 from ..model import Model
 from ..operators.linear import ExpertsLinear
-from ..options import FleetOptions, document_options
+from ..options import FleetArguments, FleetOptions, document_options
 from ..parallel.layout import Layout, parse_layout
 from ..parameters import KvLink, KvTransfer
-from ..request import Request
+from ..request import Request, lengths_of
 from ..setting import (
     Setting,
     check_engine_options,
@@ -54,11 +54,12 @@ QUANTS: Final = (PUBLISHED, "fp8", "fp8KV8", "W8A8", "W8A8KV8", "W4A16g128", "W4
 LAYOUTS: Final = ("", "tp=2", "tp=4", "tp=8", "tp=16", "pp=2", "tp=2 pp=2", "tp=4 pp=2")
 EXPERT_DEVICES: Final = (2, 4, 8, 16)  # degrees of expert parallelism, tried if they divide the number of experts
 BATCHES: Final = tuple(sorted({*range(1, 33), *(round(32 * 2 ** (i / 6)) for i in range(1, 33))}))  # 64, to 1290
+_DEFAULT_GEN: Final = 256  # tokens generated for each request
 _MAX_DEVICES: Final = 100_000
 _MAX_COMBINATIONS: Final = 300_000_000  # takes half a minute
 
 
-@document_options(FleetOptions)
+@document_options(FleetArguments)
 def plan(
     model: str | Model | Setting,
     request: Request | None = None,
@@ -66,8 +67,6 @@ def plan(
     rate: float,
     ttft: float | str = inf,
     tpot: float | str = inf,
-    prompt: int = 1024,
-    gen: int = 256,
     hardware: Sequence[str | Hardware] | None = None,
     max_devices: int = 16,
     layouts: Sequence[str] | None = None,
@@ -82,14 +81,14 @@ def plan(
     top: int = 0,
     confirm: bool = True,
     progress: Callable[[int, int], object] = lambda finished, settings: None,
-    **options: Unpack[FleetOptions],
+    **options: Unpack[FleetArguments],
 ) -> ServicePlan:
     """The cheapest way to serve `rate` requests per second within targets of TTFT and TPOT.
 
     ttft, tpot        targets [s], of the 90th percentile of the requests, or as text: "p99=0.5", "mean=500 ms"
     request           prompt and gen in one; a Setting may replace model and options: its precision, layout and device
                       are the only ones, unless quants, layouts or hardware are given
-    prompt, gen       tokens of each request; requests arrive at random (Poisson)
+    gen               None: 256; requests arrive at random (Poisson)
     hardware          devices to choose from; None: shipped devices that are for sale, and those of the user's folder
     max_devices       maximum devices of all replicas together
     layouts           layouts of a replica, as in "tp=4 pp=2"; "": one device; None: default_layouts()
@@ -112,17 +111,16 @@ def plan(
 
     Raises InputError if an argument is invalid.
     """
-    if request is not None:
-        prompt, gen = request.prompt, gen if request.gen is None else request.gen
+    prompt, gen = lengths_of(options, request, gen=_DEFAULT_GEN)
     if isinstance(model, Setting):
         quants = (quant_text(model),) if quants is QUANTS else quants
         layouts = (str(model.layout) if model.layout.devices > 1 else "",) if layouts is None else layouts
         hardware = (model.hardware,) if hardware is None else hardware
-        model, _, options = opened(single_device(model), None, options, FleetOptions)
+        model, _, options = opened(single_device(model), None, options, FleetArguments)
     arguments.check_numbers(rate=rate)
     goals = Goals.parse(ttft=ttft, tpot=tpot)
     arguments.check_positive(years=years)
-    all_options = arguments.with_defaults(options, FleetOptions)
+    all_options = arguments.with_defaults(options, FleetArguments)
     library, engine, bound = all_options["library"], all_options["engine"], all_options["bound"]
     arguments.check_bound_only(bound, library, engine, all_options["profiles"])
     measure = None if by is None else arguments.enum_member("by", by, PRICES)
@@ -264,10 +262,10 @@ def _load(
     """
     if not 0 < rate < inf:
         raise InputError(f"rate must be a positive number of requests a second; got {rate:g}")
-    tokens, steps = whole_number("prompt", prompt), Steps(base)
+    steps = Steps(base)
     return Load(
-        rate=rate, prompt=tokens, gen=whole_number("gen", gen), cached_tokens=float(steps.cached_tokens(tokens)),
-        shared_prefix_tokens=float(steps.shared_prefix_tokens(tokens)),
+        rate=rate, prompt=prompt, gen=gen, cached_tokens=float(steps.cached_tokens(prompt)),
+        shared_prefix_tokens=float(steps.shared_prefix_tokens(prompt)),
         acceptance_probabilities=steps.acceptance_probabilities, width=steps.width,
         goals=goals, limits=_limits(batches), max_devices=_device_limit(max_devices), years=years,
         disaggregated=disaggregated,

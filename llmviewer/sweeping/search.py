@@ -16,7 +16,7 @@ from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.expected import Interval
 from ..model import Model
-from ..options import SearchOptions, document_options
+from ..options import GenerationOptions, SearchArguments, SearchOptions, document_options, only
 from ..records import frozen
 from ..request import Request
 from ..rows import Rows
@@ -188,7 +188,7 @@ class ArchitectureSearch(Rows):
         })  # fmt: skip
 
 
-@document_options(SearchOptions)
+@document_options(SearchArguments)
 def search(
     model: str,
     hardware: str | Hardware,
@@ -199,10 +199,7 @@ def search(
     ttft: float | None = None,
     tpot: float | None = None,
     latency: float | None = None,
-    batch: int = 1,
-    prompt: int = 1024,
-    gen: int = 128,
-    **options: Unpack[SearchOptions],
+    **options: Unpack[SearchArguments],
 ) -> ArchitectureSearch:
     """Shapes of `model` under latency targets on `hardware`: those with the most parameters for their time.
 
@@ -211,20 +208,20 @@ def search(
     by                  time of the front: "tpot", "ttft" or "latency"; "": of the first target, else tpot
     proxy               parameters that stand for quality: of "layers", the "active" ones of layers, or "all"
     ttft, tpot, latency longest times [s]; None: any
-    batch, prompt, gen  sequences, prompt tokens and generated tokens of each
 
     Raises InputError if an argument is invalid.
     """
-    arguments.check_options(options, SearchOptions)
+    arguments.check_options(options, SearchArguments)
     arguments.check_positive(ttft=ttft, tpot=tpot, latency=latency)
     if proxy not in PROXIES:
         raise InputError(f"proxy must be one of {', '.join(PROXIES)}; got {proxy!r}")
     space = ShapeSpace.of(model, over)
-    base = Setting.of(space.model, hardware, **options)
-    request = Request(batch=batch, prompt=prompt, gen=gen).of_model(base.model)
+    setting_options = only(options, SearchOptions)
+    base = Setting.of(space.model, hardware, **setting_options)
+    request = Request.of(**only(options, GenerationOptions)).of_model(base.model)
     targets = ShapeTargets(ttft_s=ttft or inf, tpot_s=tpot or inf, latency_s=latency or inf)
     objective = _objective(by, targets, base.model, request.gen or 0)
-    shared = {name: value for name, value in options.items() if name != "hardware_set"}
+    shared = {name: value for name, value in setting_options.items() if name != "hardware_set"}
 
     def lower(index: int) -> Setting:
         return Setting.of(space.candidate(index), base.hardware, **shared)  # type: ignore[arg-type]

@@ -116,6 +116,25 @@ def _first_round(run: Simulation) -> list[str]:
     return [f"{line}; {client.title} publishes the {_STATISTICS[client.ttft]}, {seconds(figures[client.ttft] or 0.0)}."]
 
 
+def _fleet(run: Simulation) -> list[str]:
+    """Failures of replicas and autoscaling, with what became of requests."""
+    if not run.fleet or not run.rules:
+        return []
+    log, lines = run.fleet, []
+    if run.rules.outages:
+        numbers_by_way = {way: getattr(log, way) for way in ("migrated", "recomputed", "restarted", "failed")}
+        ways = ", ".join(f"{number:,} {way}" for way, number in numbers_by_way.items() if number) or "all done before"
+        lost = f"; {log.lost_tokens:,} output tokens lost" if log.lost_tokens else ""
+        lines.append(f"Failures: {counted(log.failures, 'replica')}; their requests: {ways}{lost}.")
+    if run.rules.scaling:
+        numbers = [number for _, number in log.serving]
+        lines.append(
+            f"Autoscaling: {min(numbers)} to {max(numbers)} replicas serve, {digits(run.mean_replicas)} are paid for "
+            f"on average; {counted(log.starts, 'start')} of {seconds(run.rules.startup_s)}."
+        )
+    return lines
+
+
 def _prefix_cache(result: Simulation) -> list[str]:
     """Prefix cache: the share of prompts that could hit it, and the share that did."""
     if result.traffic.blocks is None:
@@ -149,12 +168,23 @@ def headline(result: Simulation) -> str:
     order = f", {result.setting.engine.title}{order}" if result.setting.engine else order
     order = "".join(f", {one}" for one in result.setting.techniques) + order
     order = order if result.router == ROUND_ROBIN else f"{order}, router {result.router}"
+    order += _changes(result)
     scope = " per rank" if result.setting.layout.dp > 1 else ""
     targets = f"; targets: {_targets(result)}" if _targets(result) else ""
     return (
         f"{title(result)} {rate}, {lengths(traffic)}, {result.setting.quantization}{order}, max batch "
         f"{result.max_batch}{scope}{targets}"
     )
+
+
+def _changes(result: Simulation) -> str:
+    """Failures and autoscaling that were asked for; "" without any."""
+    if not result.rules:
+        return ""
+    outages, scaling = result.rules.outages, result.rules.scaling
+    failing = f", failures every {seconds(outages.mtbf_s)} ({outages.recovery})" if outages else ""
+    scaled = f", a replica for {digits(scaling.target)} requests" if scaling else ""
+    return f"{failing}{scaled}, start-up {seconds(result.rules.startup_s)}"
 
 
 def lockstep(traffic: Traffic) -> list[str]:
@@ -177,6 +207,7 @@ def remarks(result: Simulation) -> list[str]:
     if likely.usage.paused:
         moved = f"; {si(likely.usage.swapped)}B of KV cache moved to the host and back" if likely.usage.swapped else ""
         lines.append(f"Order: requests gave their place to others {likely.usage.paused:,.0f} times{moved}.")
+    lines += _fleet(likely)
     lines += _prefix_cache(likely)
     if likely.usage.padding:
         share = likely.usage.padding / (likely.usage.padding + likely.usage.read + likely.usage.written)
@@ -298,8 +329,8 @@ def _quantities(run: Simulation) -> Iterator[tuple[str, tuple[Item, Item]]]:
     if _targets(run):
         yield "requests within targets", (_share(run.good), DASH)
         yield "goodput (req/s)", (number_item(run.good * run.requests_per_s), DASH)
-    yield "mean TTFT", (time_item(float(np.mean(run.ttft_s))), _optional_time(closed.ttft_s if closed else None))
-    yield "mean TPOT", (time_item(_mean(run.tpot_s)), _optional_time(closed.tpot_s if closed else None))
+    yield "mean TTFT", (time_item(_mean(run.metrics["ttft_s"])), _optional_time(closed.ttft_s if closed else None))
+    yield "mean TPOT", (time_item(_mean(run.metrics["tpot_s"])), _optional_time(closed.tpot_s if closed else None))
     if run.policy.drains:  # the closed form has the batch while one is served
         running = run.usage.sequence_s / (run.replicas * run.span_s)
         batch = closed.batch * closed.utilization if closed else None
@@ -314,6 +345,9 @@ def _quantities(run: Simulation) -> Iterator[tuple[str, tuple[Item, Item]]]:
         "decode replicas busy" if run.prefill_replicas else "replicas busy",
         (_share(run.utilization), _share(closed.utilization) if closed else DASH),
     )
+    if run.fleet:
+        yield "replicas paid for", (number_item(run.mean_replicas), DASH)
+        yield "failed requests", (_share(1 - float(np.mean(run.finished))), DASH)
     yield "request throughput (req/s)", (number_item(run.requests_per_s), DASH)
     max_rate = closed.max_rate * run.replicas if closed else None
     yield "max request throughput (req/s)", (DASH, _optional_number(max_rate))
@@ -360,7 +394,7 @@ def _targets(result: Simulation) -> str:
 
 def _cards(result: Simulation) -> list[Card]:
     run = result.likely
-    ttft, tpot = summary(run.ttft_s), summary(run.tpot_s)
+    ttft, tpot = summary(run.metrics["ttft_s"]), summary(run.metrics["tpot_s"])
     cards = [
         Card(label="TTFT", value=seconds(ttft["p50"]), about=_spread(ttft)),
         Card(label="TPOT", value=seconds(tpot["p50"]), about=_spread(tpot)),

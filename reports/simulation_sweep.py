@@ -8,7 +8,6 @@ from math import isnan
 from typing import TYPE_CHECKING, Any, Final
 
 from llmviewer.serving.confidence import CONFIDENCE, MeanEstimate
-from llmviewer.serving.simulation_design import RATE
 from llmviewer.serving.simulation_sweep import Combination, Measures, SimulationSweep
 from llmviewer.units import counted, seconds
 
@@ -24,7 +23,10 @@ _COLUMNS: Final = {
     "mean_ttft_s": "TTFT", "p99_ttft_s": "p99 TTFT", "mean_tpot_s": "TPOT", "mean_latency_s": "E2E",
     "tokens_per_s": "tok/s", "utilization": "busy",
 }  # fmt: skip
+_RATE: Final = "rate"
 _NAMED: Final = ("model", "hardware")  # axes in the title
+_CHANGES: Final = {"mean_replicas": "replicas", "failed": "failed"}  # columns where failures or autoscaling change them
+_SHARES: Final = ("good", "utilization", "failed")
 _MAX_LINES: Final = 12  # of a figure
 
 
@@ -63,6 +65,7 @@ def tables(result: SimulationSweep) -> list[Table]:
 
 def _table(result: SimulationSweep, name: str, rows: Sequence[tuple[Combination, Measures]], *, last: bool) -> Table:
     columns = dict(_COLUMNS)
+    columns |= {measure: head for measure, head in _CHANGES.items() if _changes(measure, rows)}
     if result.has_goals:
         columns["good"] = "within"
     columns = {key: head for key, head in columns.items() if not all(isnan(measures[key].mean) for _, measures in rows)}
@@ -90,6 +93,11 @@ def _table(result: SimulationSweep, name: str, rows: Sequence[tuple[Combination,
     )
 
 
+def _changes(measure: str, rows: Sequence[tuple[Combination, Measures]]) -> bool:
+    """Whether a measure differs between simulations."""
+    return len({row[measure].mean for _, row in rows}) > 1 or any(row[measure].half > 0 for _, row in rows)
+
+
 def _value(value: Any) -> Item:
     return number_item(value) if isinstance(value, int | float) else Item(text=str(value) or "one device")
 
@@ -98,7 +106,7 @@ def _item(key: str, estimate: MeanEstimate) -> Item:
     """A mean with half of its interval relative to it; of shares, in points."""
     if isnan(estimate.mean):
         return DASH
-    if key in ("good", "utilization"):
+    if key in _SHARES:
         return Item(text=f"{estimate.mean:.1%}{_interval(100 * estimate.half)}", key=estimate.mean)
     text = seconds(estimate.mean) if key.endswith("_s") and not key.endswith("_per_s") else digits(estimate.mean)
     half = _interval(100 * estimate.half / estimate.mean, "%") if estimate.mean else ""
@@ -112,16 +120,16 @@ def _interval(half: float, unit: str = "") -> str:
 
 def _within(result: SimulationSweep) -> Iterator[Table]:
     """The highest rate within the targets, by the other axes."""
-    if not result.has_goals or RATE not in result.design.varied:
+    if not result.has_goals or _RATE not in result.design.varied:
         return
-    others = tuple(axis for axis in result.design.varied if axis != RATE)
+    others = tuple(axis for axis in result.design.varied if axis != _RATE)
     points = sorted(result.points, key=lambda point: [str(point.axes[axis]) for axis in others])
     body = []
     for values, group in groupby(points, key=lambda point: tuple(point.axes[axis] for axis in others)):
         meeting = [point for point in group if _surely_good(point) >= _REQUIRED_GOODPUT]
-        best = max(meeting, key=lambda point: point.axes[RATE], default=None)
+        best = max(meeting, key=lambda point: point.axes[_RATE], default=None)
         found = (
-            (number_item(best.axes[RATE]), _item("tokens_per_s", best.likely["tokens_per_s"]))
+            (number_item(best.axes[_RATE]), _item("tokens_per_s", best.likely["tokens_per_s"]))
             if best
             else (Item(text="none", key=0.0), DASH)
         )

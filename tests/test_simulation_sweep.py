@@ -185,9 +185,9 @@ def test_command_line_has_text_json_csv_and_a_page(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("extra", "told"),
     [
-        (("--over", "rate"), "--over rate: must be AXIS=VALUES, with an axis of rate, concurrency"),
+        (("--over", "rate"), "--over rate: must be AXIS=VALUES, with an axis of rate, scale_target, concurrency"),
         (("--over", "rat=1"), "--over rat=1: no axis 'rat'; did you mean rate"),
-        (("--over", "rate=fast"), "--over rate=fast: must be positive numbers of req/s; got 'fast'"),
+        (("--over", "rate=fast"), "--over rate=fast: must be positive numbers; got 'fast'"),
         (("--over", "rate=1", "--rate", "3"), "rate: the axis rate also sets it; give one of the two"),
         (("--over", "rate=1,1"), "rate"),
         (("--over", "tp=1,2", "--tp", "2", "--rate", "1"), "tp: the axis layout also sets it; give one of the two"),

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 from ..devices.hardware import Hardware
 from ..forms import Num
 
-Devices: TypeAlias = Iterable[tuple[Hardware, int]]  # (device, count)
+Devices: TypeAlias = Iterable[tuple[Hardware, float]]  # (device, mean count)
 
 _HOURS: Final = 8766  # per year
 _MONTH: Final = len("2026-10")

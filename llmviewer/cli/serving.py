@@ -21,7 +21,8 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 _QUEUE_DEFAULTS: Final = {  # defaults of options about arrivals, latency targets and separate prefill
     "arrivals": None, "concurrency": None, "client": None, "session_turns": None, "think_time": None,
-    "system_prompt": None, "tasks": None, "tenants": None, "router": None, "prefill_replicas": 0,
+    "system_prompt": None, "tasks": None, "tenants": None, "router": None, "mtbf": None, "notice": None,
+    "recovery": None, "autoscale": None, "scale_target": None, "startup": None, "prefill_replicas": 0,
     "prefill_hardware": None,
     "prefill_layout": None, "kv_transfer": None, "kv_link": None, "ttft": inf, "tpot": inf,
 }  # fmt: skip
@@ -153,6 +154,41 @@ def _in_flight(_: click.Context, parameter: click.Parameter, value: str | None) 
     "round-robin.",
 )
 @click.option(
+    "--mtbf",
+    metavar="TIME",
+    help="Mean time between failures of a replica, or between spot pre-emptions of it (exponential), such as 3600. "
+    "Another starts in its place.",
+)
+@click.option(
+    "--notice",
+    metavar="TIME",
+    help="With --mtbf, time from the notice of a failure, after which the replica gets no new requests, to the "
+    "failure: 30 to 120 for spot instances. Default: 0.",
+)
+@click.option(
+    "--recovery",
+    metavar="WAY",
+    help="With --mtbf, how requests of a failed replica go on: fail; restart (from the prompt); recompute (prompt and "
+    "output so far); migrate (KV caches travel within the notice, the rest is recomputed). Default: recompute.",
+)
+@click.option(
+    "--autoscale",
+    metavar="MIN-MAX",
+    help="In place of --replicas, their fewest and most, such as 1-8, by --scale-target.",
+)
+@click.option(
+    "--scale-target",
+    type=shared.NUMBER,
+    metavar="N",
+    help="With --autoscale, unfinished requests per replica above which replicas are added.",
+)
+@click.option(
+    "--startup",
+    metavar="TIME",
+    help="With --mtbf and --autoscale, time from the start of a replica until it serves requests. Default: that of "
+    "reading the weights from the storage of its device.",
+)
+@click.option(
     "--prefill-replicas",
     type=shared.WHOLE_NUMBER,
     default=0,
@@ -263,7 +299,7 @@ def _sweep(
         workers=workers or 1,
         shard=shared.parse_shard(shard or "1/1"),
         dask=dask,
-        notice=shared.notice,
+        message=shared.notice,
         concurrency=in_flight and in_flight[0],
         **question,
     )

@@ -44,6 +44,12 @@ class Inbox:
         self.count += 1
         return self._requests.popleft()[1]
 
+    def clear(self) -> list[int]:
+        """Removes and returns all requests."""
+        requests = [request for _, request in self._requests]
+        self._requests.clear()
+        return requests
+
 
 class Arrivals:
     """Requests on their way to the scheduler, which sees them in the order in which they are sent.

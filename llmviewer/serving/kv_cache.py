@@ -96,6 +96,12 @@ class Caches:
             blocks=blocks, cached=cached_tokens, common=common, ahead=steps.draft_tokens, traffic=traffic
         )  # fmt: skip
 
+    @cached_property
+    def kv_prompt(self) -> list[int]:
+        """Tokens of each request in the KV cache besides its output, the last of which is not there yet."""
+        tokens: list[int] = (self.traffic.prompt - self.common + self.ahead - 1).tolist()
+        return tokens
+
     @property
     def named(self) -> bool:
         """Whether prefix-cache hits follow from the names of blocks."""

@@ -10,6 +10,7 @@ from math import inf, nan
 from typing import Any, ClassVar, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from .. import __version__
 from ..analyzing.costs import per_dollar, per_joule
@@ -20,6 +21,8 @@ from ..records import RenamedField, frozen
 from ..rows import Rows
 from ..setting import Setting
 from ..units import seconds, significant, time_s
+from .fleet import FleetLog
+from .fleet_rules import FleetRules
 from .lengths import Tokens
 from .metrics import Usage
 from .policy import Policy
@@ -132,6 +135,8 @@ class Simulation(Rows):
     client    name of the benchmark client whose requests these are, in a closed loop; "" if none was named
     closed    closed-form means for one replica; None with separate prefill replicas, or if ranks wait for each other
     cached    tokens of each prompt found in the prefix cache when it was admitted
+    rules     failures and autoscaling of replicas; None without either. `replicas` is then the most at once
+    fleet     what changed by these rules
     reading_utilization  share of the time until the last prefill ends in which a prefill replica is busy
     """
 
@@ -162,6 +167,8 @@ class Simulation(Rows):
     reads: Setting | None = field(default=None, repr=False)
     prefill_replicas: int = 0
     reading_utilization: float = 0.0
+    rules: FleetRules | None = None
+    fleet: FleetLog | None = None
 
     copies = RenamedField("replicas")
     readers = RenamedField("prefill_replicas")
@@ -170,6 +177,11 @@ class Simulation(Rows):
     def likely(self) -> Simulation:
         """The expected simulation if there is one, else that at the bound."""
         return self.expected or self
+
+    @cached_property
+    def finished(self) -> npt.NDArray[np.bool_]:
+        """Whether each request finished; others failed with a replica, and have no times."""
+        return np.isfinite(self.finish_s)
 
     @property
     def ttft_s(self) -> Times:
@@ -192,22 +204,24 @@ class Simulation(Rows):
 
     @property
     def metrics(self) -> dict[str, Times]:
-        """Times of requests by name."""
+        """Times of finished requests by name."""
+        finished = self.finished
         return {
-            "wait_s": self.wait_s, "ttft_s": self.ttft_s, "tpot_s": self.tpot_s, "gap_s": self.gap_s,
-            "latency_s": self.latency_s,
+            "wait_s": self.wait_s[finished], "ttft_s": self.ttft_s[finished],
+            "tpot_s": self.tpot_s[finished[self.traffic.gen > 1]], "gap_s": self.gap_s[finished],
+            "latency_s": self.latency_s[finished],
         }  # fmt: skip
 
     @cached_property
     def span_s(self) -> float:
         """Time from the first arrival to the last output token. [s]"""
-        return float(np.max(self.finish_s) - np.min(self.traffic.arrival_s))
+        return float(np.nanmax(self.finish_s) - np.min(self.traffic.arrival_s))
 
     @property
     def decoding(self) -> float:
         """Mean decode batch of a replica, by Little's law."""
-        decoding_s = float(np.sum(self.finish_s - self.first_s)) - self.usage.paused_s
-        return decoding_s / (self.replicas * self.span_s)
+        decoding_s = float(np.nansum(self.finish_s - self.first_s)) - self.usage.paused_s
+        return decoding_s / (self.mean_replicas * self.span_s)
 
     @property
     def drained(self) -> float:
@@ -216,28 +230,38 @@ class Simulation(Rows):
         """
         if self.traffic.rate == inf or (self.closed and not self.closed.stable):
             return nan
-        return float(np.max(self.finish_s) - np.max(self.traffic.arrival_s)) / self.span_s
+        return float(np.nanmax(self.finish_s) - np.max(self.traffic.arrival_s)) / self.span_s
 
     @property
     def tokens_per_s(self) -> float:
-        return float(np.sum(self.traffic.gen)) / self.span_s
+        """Output tokens of finished requests per second. [1/s]"""
+        return float(np.sum(self.traffic.gen[self.finished])) / self.span_s
 
     @property
     def requests_per_s(self) -> float:
-        return len(self.traffic) / self.span_s
+        """Requests that finish per second. [1/s]"""
+        return int(np.count_nonzero(self.finished)) / self.span_s
 
     @cached_property
     def good(self) -> float:
-        """Share of the requests within both goals; those of one token have no time per token."""
+        """Share of the requests within both goals, which those that failed are not; those of one token have no time per
+        token.
+        """
         several = self.traffic.gen > 1
         tpot = np.zeros(len(self.traffic))
         tpot[several] = self.tpot_s
-        return float(np.mean((self.ttft_s <= self.goals.ttft_s) & (tpot <= self.goals.tpot_s)))
+        within = (self.ttft_s <= self.goals.ttft_s) & (tpot <= self.goals.tpot_s)
+        return float(np.mean(within & self.finished))
+
+    @property
+    def mean_replicas(self) -> float:
+        """Replicas that are paid for, on average over the run, with those that start."""
+        return self.fleet.replica_s / self.span_s if self.fleet else float(self.replicas)
 
     @property
     def utilization(self) -> float:
         """Fraction of the time in which a replica works; a decode replica, if prefills run on separate replicas."""
-        return self.usage.busy_s / (self.servers * self.span_s)
+        return self.usage.busy_s / (self.servers / self.replicas * self.mean_replicas * self.span_s)
 
     @property
     def sides(self) -> tuple[tuple[Setting, int], ...]:
@@ -246,23 +270,25 @@ class Simulation(Rows):
         return ((self.setting, self.replicas), *others)
 
     @property
-    def _devices(self) -> tuple[tuple[Hardware, int], ...]:
-        """Devices of each side, with their number."""
-        return tuple((setting.hardware, count * setting.layout.devices) for setting, count in self.sides)
+    def _paid_devices(self) -> tuple[tuple[Hardware, float], ...]:
+        """Devices of each side, with their mean number."""
+        share = self.mean_replicas / self.replicas if self.fleet else 1.0
+        return tuple((setting.hardware, count * setting.layout.devices * share) for setting, count in self.sides)
 
     @property
     def devices(self) -> int:
-        return sum(count for _, count in self._devices)
+        """Devices of all replicas."""
+        return sum(count * setting.layout.devices for setting, count in self.sides)
 
     @property
     def tokens_per_joule(self) -> float:
         """Output tokens per joule at the TDP of all devices; nan if unknown. [1/J]"""
-        return float(per_joule(self.tokens_per_s, self._devices))
+        return float(per_joule(self.tokens_per_s, self._paid_devices))
 
     @property
     def tokens_per_dollar(self) -> float:
         """Output tokens per dollar at cloud prices, or at purchase prices over the years; nan if unknown. [1/USD]"""
-        return float(per_dollar(self.tokens_per_s, self._devices, self.years))
+        return float(per_dollar(self.tokens_per_s, self._paid_devices, self.years))
 
     @cached_property
     def tasks(self) -> TaskTimes | None:
@@ -287,18 +313,18 @@ class Simulation(Rows):
     @cached_property
     def in_system(self) -> tuple[Times, Times]:
         """Moments, and the number of unfinished requests from then on."""
-        return _count_over_time(self.traffic.arrival_s, self.finish_s)
+        return _count_over_time(self.traffic.arrival_s[self.finished], self.finish_s[self.finished])
 
     @cached_property
     def waiting(self) -> tuple[Times, Times]:
         """Moments, and the number of waiting requests from then on."""
-        return _count_over_time(self.traffic.arrival_s, self.start_s)
+        return _count_over_time(self.traffic.arrival_s[self.finished], self.start_s[self.finished])
 
     def by_tenant(self) -> Iterator[dict[str, Any]]:
         """Requests, times and tokens per second of each tenant."""
         traffic = self.traffic
         for index, name in enumerate(traffic.tenant_names):
-            of_tenant = traffic.tenants == index
+            of_tenant = (traffic.tenants == index) & self.finished
             yield {
                 "tenant": name, "requests": int(np.count_nonzero(of_tenant)), "ttft_s": summary(self.ttft_s[of_tenant]),
                 "latency_s": summary(self.latency_s[of_tenant]),
@@ -313,7 +339,7 @@ class Simulation(Rows):
 
     def _limits(self) -> Iterator[str]:
         usage, busy = self.usage, max(self.usage.busy_s, 1e-300)
-        queue_s, prefill_s = float(np.mean(self.wait_s)), float(np.mean(self.first_s - self.start_s))
+        queue_s, prefill_s = float(np.nanmean(self.wait_s)), float(np.nanmean(self.first_s - self.start_s))
         blocked_by_memory, blocked_by_limit, mixed = usage.full_s / busy, usage.crowded_s / busy, usage.mixed_s / busy
         if self.reads and self.reading_utilization > max(self.utilization, 1 - _NOTABLE_SHARE):
             yield f"Prefill replicas (busy {self.reading_utilization:.0%} of the time)."
@@ -336,7 +362,7 @@ class Simulation(Rows):
             yield f"Batch limit (a request waits at max batch {self.max_batch} for {blocked_by_limit:.0%} of the time)."
         if self.policy.drains and queue_s > prefill_s:
             yield f"Static batches (mean queue time {seconds(queue_s)}, until the batch before ends)."
-        if queue_s > max(prefill_s, _NOTABLE_SHARE * float(np.mean(self.latency_s))):
+        if queue_s > max(prefill_s, _NOTABLE_SHARE * float(np.nanmean(self.latency_s))):
             yield f"Queueing (mean queue time {seconds(queue_s)}, mean prefill time {seconds(prefill_s)})."
         if usage.written > len(self.traffic) and usage.reading_s / busy > _NOTABLE_PREFILL_SHARE:
             yield f"Prefill ({usage.reading_s / busy:.0%} of the busy time is prefill steps, which stall decoding)."
@@ -364,7 +390,7 @@ class Simulation(Rows):
             "tasks": self.traffic.task_count if self.traffic.calls else None,
             "mean_prompt": float(np.mean(self.traffic.prompt)),
             "mean_gen": float(np.mean(self.traffic.gen)), "ttft_s": self.goals.ttft_s,
-            "tpot_s": self.goals.tpot_s, "years": self.years,
+            "tpot_s": self.goals.tpot_s, "years": self.years, "fleet": self.rules.inputs if self.rules else None,
         })  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
@@ -394,7 +420,7 @@ class Simulation(Rows):
             "goodput_requests_per_s": self.good * self.requests_per_s,
             "utilization": self.utilization,
             "reading_utilization": self.reading_utilization if self.prefill_replicas else None,
-            "mean_running": self.usage.sequence_s / (self.replicas * self.span_s),
+            "mean_running": self.usage.sequence_s / (self.mean_replicas * self.span_s),
             "mean_decoding": self.decoding,
             "preemptions": self.preemptions,
             "usage": asdict(self.usage),
@@ -402,6 +428,7 @@ class Simulation(Rows):
             "hit_rate": self.usage.there if self._has_cache else None,
             "hit_rate_at_most": self.usage.there_at_most if self._has_cache else None,
             "tasks": self._task_numbers(),
+            "fleet": self._fleet_numbers(),
             "tokens_per_joule_at_tdp": self.tokens_per_joule,
             "tokens_per_dollar": self.tokens_per_dollar,
             "limit": self.limit,
@@ -416,6 +443,13 @@ class Simulation(Rows):
     def _has_cache(self) -> bool:
         """Whether prefix-cache hits follow from memory."""
         return self.traffic.blocks is not None and self.reads is None
+
+    def _fleet_numbers(self) -> dict[str, Any] | None:
+        """Changes of replicas, for the JSON document."""
+        if not self.fleet:
+            return None
+        changes = [{"time_s": time_s, "replicas": number} for time_s, number in self.fleet.serving[:_MAX_LINE_POINTS]]
+        return {**asdict(self.fleet), "mean_replicas": self.mean_replicas, "serving": changes}
 
     def _task_numbers(self) -> dict[str, Any] | None:
         """Results of sessions or tasks, for the JSON document."""

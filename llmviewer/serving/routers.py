@@ -34,10 +34,14 @@ class Replica(Protocol):
 
 
 class RequestRouter(ABC):
-    """A router of the requests of a traffic to replicas."""
+    """A router of the requests of a traffic to replicas.
+
+    candidates  replicas that accept requests
+    """
 
     def __init__(self, traffic: Traffic, replicas: Sequence[Replica]) -> None:
         self.traffic, self.replicas = traffic, replicas
+        self.candidates: Sequence[int] = range(len(replicas))
         self.routed = [0] * len(replicas)  # requests so far, of which equal replicas get the same number
 
     def route(self, request: int) -> int:
@@ -50,16 +54,19 @@ class RequestRouter(ABC):
     def choose(self, request: int) -> int:
         """The index of the best replica."""
 
+    def forget(self, index: int) -> None:  # noqa: B027
+        """Notes that a replica ends, and with it its cache; another may start in its place."""
+
     def least_loaded(self) -> int:
         """The replica with the fewest unfinished requests."""
-        return min(range(len(self.replicas)), key=lambda i: (self.replicas[i].num_requests, self.routed[i]))
+        return min(self.candidates, key=lambda i: (self.replicas[i].num_requests, self.routed[i]))
 
 
 class RoundRobin(RequestRouter):
     """Requests, or whole sessions and tasks, in turn."""
 
     def choose(self, request: int) -> int:
-        return int(self.traffic.task[request]) % len(self.replicas)
+        return self.candidates[int(self.traffic.task[request]) % len(self.candidates)]
 
 
 class LeastLoaded(RequestRouter):
@@ -73,7 +80,7 @@ class LeastKv(RequestRouter):
     """The replica with the least KV memory in use."""
 
     def choose(self, request: int) -> int:  # noqa: ARG002
-        return min(range(len(self.replicas)), key=lambda i: (self.replicas[i].kv_bytes, self.routed[i]))
+        return min(self.candidates, key=lambda i: (self.replicas[i].kv_bytes, self.routed[i]))
 
 
 class PrefixAware(RequestRouter):
@@ -90,12 +97,16 @@ class PrefixAware(RequestRouter):
         self._blocks = traffic.blocks
         self._sent: list[set[int]] = [set() for _ in replicas]
 
+    def forget(self, index: int) -> None:
+        self._sent[index].clear()
+
     def choose(self, request: int) -> int:
         blocks = self._blocks[request]
-        loads = [replica.num_requests for replica in self.replicas]
-        matches = [sum(1 for _ in takewhile(sent.__contains__, blocks)) for sent in self._sent]
-        index = max(range(len(loads)), key=lambda i: (matches[i], -loads[i]))
-        balanced = max(loads) - min(loads) <= _MAX_DIFFERENCE or max(loads) <= _MAX_RATIO * min(loads)
+        loads = {i: self.replicas[i].num_requests for i in self.candidates}
+        matches = {i: sum(1 for _ in takewhile(self._sent[i].__contains__, blocks)) for i in self.candidates}
+        index = max(self.candidates, key=lambda i: (matches[i], -loads[i]))
+        most, least = max(loads.values()), min(loads.values())
+        balanced = most - least <= _MAX_DIFFERENCE or most <= _MAX_RATIO * least
         if not balanced or matches[index] <= _MIN_MATCH * len(blocks):
             index = self.least_loaded()
         self._sent[index].update(blocks)
@@ -114,7 +125,7 @@ class SessionAffinity(RequestRouter):
 
     def choose(self, request: int) -> int:
         task = self._task[request]
-        if task not in self._places:
+        if self._places.get(task) not in self.candidates:
             self._places[task] = self.least_loaded()
         return self._places[task]
 

@@ -89,11 +89,8 @@ class Scheduler:
         self.caches, self.requests, self.totals = caches, requests, totals
         self.kv_budget_bytes = caches.blocks.room_bytes
         self.prompt_blocks = lru_cache(maxsize=1)(caches.of_prompt)
-        kv_prompt = (
-            caches.traffic.prompt - caches.common + caches.ahead - 1
-        ).tolist()  # the last token is not in the cache yet
         self.ranks = [
-            Rank([RunningBatch(rank, requests, caches.blocks, kv_prompt) for _ in range(steps.micro_batches)])
+            Rank([RunningBatch(rank, requests, caches.blocks, caches.kv_prompt) for _ in range(steps.micro_batches)])
             for rank in range(steps.ranks)
         ]
         self.batches = [batch for rank in self.ranks for batch in rank.batches]
@@ -167,7 +164,10 @@ class Scheduler:
         cached_tokens = self._allocate_prompt(request, rank, used_bytes)
         if isnan(requests.admitted_s[request]):
             requests.admitted_s[request], requests.cached_tokens[request] = now_s, cached_tokens
-        if requests.generated[request] and not requests.preemptions[request]:  # arrived with its KV cache
+        if request in requests.migrated:
+            requests.migrated.discard(request)
+            self.start_decoding(batch, [request], now_s)
+        elif requests.generated[request] and not requests.preemptions[request]:  # arrived with its KV cache
             requests.first_token_s[request] = requests.last_token_s[request] = requests.arrivals.arrival_s[request]
             self.start_decoding(batch, [request], now_s)
         else:
@@ -218,6 +218,27 @@ class Scheduler:
         self.num_finished += len(ids)
         self.requests.finish(ids, now_s)
         self.release_prompts(self.ranks[batch.rank], ids)
+
+    def take_running(self) -> list[tuple[int, int, float]]:
+        """Removes the running requests, and returns them with their rank and the KV cache of each on one of its
+        devices; 0 of those whose prefill is incomplete. [B]
+        """
+        running: list[tuple[int, int, float]] = []
+        for batch in self.batches:
+            decoding = list(batch.decoding)
+            batch.remove(decoding)
+            kv_bytes = (self.caches.own_of_one(i, self.requests.num_tokens(i) - 1) for i in decoding)
+            running += [(i, batch.rank, each) for i, each in zip(decoding, kv_bytes, strict=True)]
+            running += [(i, batch.rank, 0.0) for i in batch.prefilling]
+            batch.prefilling, batch.reserved_bytes = {}, 0.0
+        self.num_running = 0
+        return running
+
+    def drop_paused(self) -> None:
+        """Drops the KV caches of requests that wait with one."""
+        self.swapped.clear()
+        for rank in self.ranks:
+            rank.paused, rank.paused_bytes = {}, 0.0
 
     def _ranks_for(self, request: int) -> Sequence[int]:
         """Ranks that may admit the first request: that with its KV cache, or those whose next step has tokens left."""

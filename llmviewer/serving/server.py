@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from heapq import heappop, heappush
 from math import ceil, inf, isnan, sqrt
 
 import numpy as np
@@ -23,7 +22,6 @@ from .metrics import Served, Span, Usage
 from .orders import PreemptiveQueue, waiting_queue
 from .policy import Policy
 from .request_states import RequestStates
-from .routers import RequestRouter
 from .running_batch import RunningBatch
 from .scheduler import Chunks, Scheduler
 from .step_times import Groups
@@ -49,49 +47,10 @@ def serve(
     passes = np.full(len(traffic), int(prefilled), dtype=np.int64)
     requests = RequestStates(traffic, passes, frontend)
     caches = Caches.of(steps, traffic, policy, block)
-    server = _Server(
+    server = ReplicaServer(
         steps, traffic, policy, max_batch=max_batch, requests=requests, caches=caches, arrivals=requests.arrivals
     )
     return server.run(progress)
-
-
-def serve_routed(
-    steps: Steps, traffic: Traffic, router: type[RequestRouter], servers: int, *, policy: Policy, max_batch: int,
-    block: int, frontend: Frontend = DIRECT,
-    progress: Callable[[int], object] = lambda finished: None,
-) -> Served:  # fmt: skip
-    """Simulates servers behind a router until all requests are finished, the others as for serve().
-
-    The server whose clock is behind takes a step, or decode steps until a request may arrive; a request is routed when
-    no clock is before its arrival.
-    """
-    requests = RequestStates(traffic, np.zeros(len(traffic), dtype=np.int64), frontend)
-    arrivals, caches = requests.arrivals, Caches.of(steps, traffic, policy, block)
-    replicas = [
-        _Server(steps, traffic, policy, max_batch=max_batch, requests=requests, caches=caches, arrivals=Inbox())
-        for _ in range(servers)
-    ]
-    routing = router(traffic, replicas)
-    sent_later = bool(traffic.in_flight or traffic.calls)
-    busy: list[tuple[float, int]] = []  # heap: clock and index of each replica with requests
-    while busy or arrivals.count < len(traffic):
-        if not busy or arrivals.next_ready_s <= busy[0][0]:
-            ready_s, request = arrivals.next_ready_s, arrivals.take()
-            index = routing.route(request)
-            replica = replicas[index]
-            if not replica.num_requests:
-                replica.clock_s = max(replica.clock_s, ready_s)
-                heappush(busy, (replica.clock_s, index))
-            replica.receive(request, ready_s)
-            continue
-        _, index = heappop(busy)
-        replica = replicas[index]
-        answers_s = min([replicas[i].earliest_finish_s() for _, i in busy], default=inf) if sent_later else inf
-        replica.advance(min(arrivals.next_ready_s, answers_s))
-        if replica.num_requests:
-            heappush(busy, (replica.clock_s, index))
-        progress(requests.num_finished)
-    return _served(requests, Usage.total([each.usage() for each in replicas]))
 
 
 def serve_saturated(
@@ -110,14 +69,14 @@ def serve_saturated(
     all_passes = np.concatenate((passes, not_started))
     requests = RequestStates(traffic, all_passes)
     caches = Caches.of(steps, traffic, policy, block)
-    server = _Server(
+    server = ReplicaServer(
         steps, traffic, policy, max_batch=max_batch, requests=requests, caches=caches, arrivals=requests.arrivals
     )
     return server.run_saturated(progress)
 
 
-def _served(requests: RequestStates, usage: Usage) -> Served:
-    """Results of all requests."""
+def served(requests: RequestStates, usage: Usage) -> Served:
+    """Results of all requests, with the time and work of all servers."""
     return Served(
         arrival_s=np.array(requests.arrivals.arrival_s), start_s=np.array(requests.admitted_s),
         first_s=np.array(requests.first_token_s), finish_s=np.array(requests.finish_s),
@@ -126,7 +85,7 @@ def _served(requests: RequestStates, usage: Usage) -> Served:
     )  # fmt: skip
 
 
-class _Server:
+class ReplicaServer:
     """State of a server between two steps.
 
     totals       fields of Usage so far
@@ -164,7 +123,7 @@ class _Server:
             scheduler.admit_waiting(self.clock_s)
             self._step()
             progress(self._finished)
-        return _served(requests, self.usage())
+        return served(requests, self.usage())
 
     @property
     def num_requests(self) -> int:
@@ -245,6 +204,37 @@ class _Server:
     def _usage(self, totals: Mapping[str, float]) -> Usage:
         room_bytes = self.scheduler.kv_budget_bytes * len(self.scheduler.ranks)
         return Usage(**totals, peak_bytes=self.peak_bytes, room_bytes=room_bytes)
+
+    def largest_kv_bytes(self) -> float:
+        """KV memory of the running sequences on a device when all are at their ends. [B]"""
+        requests, own_bytes = self.requests, self.scheduler.caches.own_of_one
+        return max([
+            sum([
+                own_bytes(i, requests.prompt[i] + requests.gen[i])
+                for batch in rank.batches
+                for i in (*batch.decoding, *batch.prefilling)
+            ])
+            for rank in self.scheduler.ranks
+        ])  # fmt: skip
+
+    def take_waiting(self) -> list[int]:
+        """Removes the requests that wait, and returns them; those with a KV cache of their own lose it."""
+        assert isinstance(self.arrivals, Inbox)
+        waiting = self.arrivals.clear()
+        while self.scheduler.waiting:
+            waiting.append(self.scheduler.waiting.popleft())
+        for request in waiting:
+            if self.requests.generated[request] and request not in self.requests.migrated:
+                self.requests.preemptions[request] += 1
+        self.scheduler.drop_paused()
+        self._num_received -= len(waiting)
+        return waiting
+
+    def take_running(self) -> list[tuple[int, int, float]]:
+        """Removes the running requests; the result as that of Scheduler.take_running()."""
+        running = self.scheduler.take_running()
+        self._num_received -= len(running)
+        return running
 
     def _queue_arrivals(self) -> None:
         idle = not self.scheduler.num_running

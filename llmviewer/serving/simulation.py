@@ -26,13 +26,15 @@ from ..techniques import overrides
 from .calls import drawn_sessions
 from .clients import client_length, find_client
 from .delays import parse_delays
+from .fleet import serve_fleet
+from .fleet_rules import fleet_rules
 from .lengths import Lengths, parse_lengths
 from .metrics import Served, Usage
 from .outcome import DEFAULT_MAX_BATCH, Goals, Simulation
 from .policy import FIRST_COME_FIRST_SERVED, POLICIES, Policy, parse_policy
 from .prefill_pool import prefill, transfer_s
 from .routers import ROUND_ROBIN, ROUTERS
-from .server import serve, serve_routed
+from .server import serve
 from .steady import steady
 from .steps import Steps
 from .task_files import Task, read_task
@@ -73,6 +75,12 @@ def simulate(
     block: int | None = None,
     replicas: int = 1,
     router: str | None = None,
+    mtbf: float | str | None = None,
+    notice: float | str | None = None,
+    recovery: str | None = None,
+    autoscale: str | None = None,
+    scale_target: float | None = None,
+    startup: float | str | None = None,
     prefill_replicas: int = 0,
     prefill_hardware: str | Hardware | None = None,
     prefill_layout: str | Layout | None = None,
@@ -111,6 +119,13 @@ def simulate(
     block             tokens per block of the KV cache; None: that of the engine, else 16
     replicas          replicas of the model, each on the devices of `layout`
     router            which replica serves a request, one of ROUTERS; None: "round-robin"
+    mtbf              mean time between failures of a replica, or its spot pre-emptions, as a number [s] or "500 ms"
+    notice            time between the notice of a failure and the failure; None: 0
+    recovery          how requests of a failed replica go on, one of RECOVERIES; None: "recompute"
+    autoscale         in place of replicas, the fewest and the most, such as "1-8"
+    scale_target      with autoscale, unfinished requests per replica at which replicas are added
+    startup           time from the start of a replica until it serves; None: that of reading the weights from the
+                      storage of its device
     prefill_replicas  additional replicas that run all prefills, on `prefill_hardware` and in `prefill_layout` if given;
                       the others then only decode
     kv_transfer       as in disaggregate(); None: "after"
@@ -185,13 +200,18 @@ def simulate(
         traffic,
         "sessions or tasks, from which follow the" if call_source else "arrivals, a trace file with the",
     )
-    bound = setting.bound
     check_server_options(setting.engine, policy, max_batch, int(np.max(traffic.prompt + traffic.gen)))
     parsed_policy, block, engine_max_batch = scheduling_options(setting.engine, policy, block, device, setting.layout)
     default_max_batch = engine_max_batch or max(DEFAULT_MAX_BATCH, traffic.in_flight or 0)
+    rules = fleet_rules(
+        Steps(setting), traffic, parsed_policy, mtbf=mtbf, notice=notice, recovery=recovery, startup=startup,
+        autoscale=autoscale, scale_target=scale_target, seed=seed, replicas=replicas, prefill_replicas=prefill_replicas,
+    )  # fmt: skip
     run_options: dict[str, Any] = {
+        "rules": rules,
         "traffic": traffic.with_acceptance(Steps(setting).acceptance_probabilities, seed),
-        "replicas": whole_number("replicas", replicas), "router": _router_name(router, prefill_replicas, parsed_policy),
+        "replicas": rules.scaling.most if rules and rules.scaling else whole_number("replicas", replicas),
+        "router": _router_name(router, prefill_replicas, parsed_policy),
         "block": block, "years": years,
         "seed": None if arrivals else seed,
         "max_batch": whole_number("max_batch", default_max_batch if max_batch is None else max_batch),
@@ -207,13 +227,18 @@ def simulate(
         )  # fmt: skip
     else:
         run = partial(_simulate_colocated, setting, parsed_policy, run_options)
-    unknown = "" if bound else Steps(setting).unknown or (Steps(prefill_setting).unknown if prefill_replicas else "")
-    count, num_runs = len(traffic), 1 if bound or unknown else 2
+    unknown = "" if setting.bound else _unknown(setting, *((prefill_setting,) if prefill_replicas else ()))
+    count, num_runs = len(traffic), 1 if setting.bound or unknown else 2
 
     def result(i: int) -> Simulation:
         return run(expected=i > 0, progress=lambda finished: progress(i * count + finished, num_runs * count))
 
     return replace(result(0), unknown=unknown, expected=result(1) if num_runs > 1 else None)
+
+
+def _unknown(*settings: Setting) -> str:
+    """The reason why there are no expected times; "" if there are."""
+    return next(filter(None, (Steps(setting).unknown for setting in settings)), "")
 
 
 def _traffic(
@@ -427,14 +452,21 @@ def _simulate_colocated(
     limits: dict[str, Any] = {"policy": policy, "max_batch": common["max_batch"]}
     servers, offered = common["replicas"] * steps.rank_sets, traffic.rate / common["replicas"]
     router, options = common["router"], {"block": common["block"], "frontend": steps.frontend, **limits}
-    if router == ROUND_ROBIN:
+    fleet, rules = None, common["rules"]
+    if router == ROUND_ROBIN and not rules:
         served = _serve_replicas(steps, traffic, servers, progress, **options)
     else:
-        served = serve_routed(steps, traffic, ROUTERS[router], servers, progress=progress, **options)
+        served, fleet = serve_fleet(
+            steps, traffic, ROUTERS[router], servers, rules=rules, progress=progress, **options
+        )  # fmt: skip
     hit_traffic = replace(traffic, cached=served.known) if traffic.blocks else traffic
     sent_later = traffic.in_flight or traffic.calls
     has_closed_form = (
-        not sent_later and isfinite(offered) and steps.ranks == 1 and policy.order == FIRST_COME_FIRST_SERVED
+        not sent_later
+        and not rules
+        and isfinite(offered)
+        and steps.ranks == 1
+        and policy.order == FIRST_COME_FIRST_SERVED
     )
     closed = None
     if has_closed_form:
@@ -443,7 +475,8 @@ def _simulate_colocated(
     return Simulation(
         setting=setting, servers=servers, policy=policy, closed=closed, start_s=served.start_s, first_s=served.first_s,
         finish_s=served.finish_s, gap_s=served.gap_s, cached=served.known,
-        preemptions=int(np.sum(served.preempted)), usage=served.usage, **(common | {"traffic": sent_traffic}),
+        preemptions=int(np.sum(served.preempted)), usage=served.usage, fleet=fleet,
+        **(common | {"traffic": sent_traffic}),
     )  # fmt: skip
 
 

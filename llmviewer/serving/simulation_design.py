@@ -24,15 +24,16 @@ from ..sweeping.shard_files import StoredDesign, hash_of
 from ..techniques import parse_techniques
 from .simulation import simulate
 
-RATE: Final = "rate"
+REAL_AXES: Final = ("rate", "scale_target")
 NUMBER_AXES: Final = (
     "concurrency", "replicas", "prefill_replicas", "max_batch", "block", "requests", "system_prompt",
 )  # fmt: skip
 _ARGUMENTS: Final = {"prompt": "prompt_lengths", "gen": "gen_lengths"}  # of simulate(), by axis
 _TEXT_AXES: Final = (
-    "policy", "router", *_ARGUMENTS, "session_turns", "think_time", "tenants", "quant", "layout", "engine", "library",
+    "policy", "router", "mtbf", "notice", "recovery", "autoscale", "startup", *_ARGUMENTS, "session_turns",
+    "think_time", "tenants", "quant", "layout", "engine", "library",
 )  # fmt: skip
-AXES: Final = (RATE, *NUMBER_AXES, *_TEXT_AXES, *DEGREES)
+AXES: Final = (*REAL_AXES, *NUMBER_AXES, *_TEXT_AXES, *DEGREES)
 _ALL_AXES: Final = (*AXES, *sorted(DEVICE))
 DEFAULT_SEEDS: Final = 5
 _FILES: Final = ("arrivals", "tasks", "profiles", *_ARGUMENTS.values())  # arguments that may name files
@@ -190,16 +191,16 @@ def parse_simulation_axis(text: str) -> tuple[str, list[Any]]:
 
 def _typed(axis: str, values: Sequence[Any], where: str = "") -> list[Any]:
     """Values of an axis as numbers or texts."""
-    if axis == RATE:
-        rates = []
+    if axis in REAL_AXES:
+        numbers = []
         for value in values:
             try:
-                rates.append(float(value))
+                numbers.append(float(value))
             except (TypeError, ValueError):
-                rates.append(inf)
-            if not 0 < rates[-1] < inf:
-                raise InputError(f"{where or RATE}: must be positive numbers of req/s; got {value!r}")
-        return rates
+                numbers.append(inf)
+            if not 0 < numbers[-1] < inf:
+                raise InputError(f"{where or axis}: must be positive numbers; got {value!r}")
+        return numbers
     if axis in NUMBER_AXES:
         return [whole_number(axis, value, least=0) for value in values]
     return list(map(str, values))

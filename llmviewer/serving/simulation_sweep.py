@@ -23,7 +23,7 @@ from ..sweeping.shard_files import hash_of, is_finished, read_rows, refusals, ru
 from .confidence import CONFIDENCE, MeanEstimate
 from .outcome import SCHEMA_VERSION, Simulation, summary
 from .simulation import simulate
-from .simulation_design import NUMBER_AXES, RATE, SimulationDesign
+from .simulation_design import NUMBER_AXES, REAL_AXES, SimulationDesign
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,8 +34,8 @@ _TIMES: Final = {
 }  # fmt: skip
 MEASURES: Final = (
     *(f"{name}_{time}" for time, names in _TIMES.items() for name in names), "requests_per_s", "tokens_per_s", "good",
-    "goodput_requests_per_s", "utilization", "preemptions", "hit_rate", "tasks_per_s", "tokens_per_joule_at_tdp",
-    "tokens_per_dollar",
+    "goodput_requests_per_s", "utilization", "mean_replicas", "failed", "preemptions", "hit_rate", "tasks_per_s",
+    "tokens_per_joule_at_tdp", "tokens_per_dollar",
 )  # fmt: skip
 _PREFIXES: Final = ("", "expected_")
 _TEXTS: Final = ("limit", "unknown")
@@ -145,7 +145,7 @@ def simulation_sweep(
     shard: tuple[int, int] = (1, 1),
     dask: str | None = None,
     progress: Callable[[int, int], object] = lambda finished, simulations: None,
-    notice: Callable[[str], object] = lambda line: None,
+    message: Callable[[str], object] = lambda line: None,
     **options: Any,
 ) -> SimulationSweep:
     """Simulates all combinations of the values of `over`, each with several seeds, and estimates their means.
@@ -157,14 +157,14 @@ def simulation_sweep(
     workers   processes on this machine; with shard = (i, n) only every n-th simulation is run, from the i-th on, and
               with `dask`, the address of a scheduler, its workers run them
     progress  called with the number of finished simulations, and of all
-    notice    called with a line if the sweep has to wait
+    message   called with a line if the sweep has to wait
     options   the other arguments of simulate()
 
     Raises InputError as simulate() does if no combination can be simulated.
     """
     design = SimulationDesign.of(_names(models), _names(hardware), over or {}, seeds=seeds, **options)
     running: dict[str, Any] = {
-        "workers": workers, "shard": shard, "dask": dask, "progress": progress, "notice": notice,
+        "workers": workers, "shard": shard, "dask": dask, "progress": progress, "notice": message,
     }  # fmt: skip
     if folder is not None:
         run_shards(Path(folder), design, write_shard, **running)
@@ -270,6 +270,7 @@ def measures(run: Simulation) -> dict[str, float | None]:
         **{f"{name}_{time}": times[time][name] for time, names in _TIMES.items() for name in names},
         "requests_per_s": run.requests_per_s, "tokens_per_s": run.tokens_per_s, "good": run.good,
         "goodput_requests_per_s": run.good * run.requests_per_s, "utilization": run.utilization,
+        "mean_replicas": run.mean_replicas, "failed": 1 - float(np.mean(run.finished)),
         "preemptions": float(run.preemptions), "hit_rate": hit_rate, "tasks_per_s": run.tasks_per_s,
         "tokens_per_joule_at_tdp": run.tokens_per_joule, "tokens_per_dollar": run.tokens_per_dollar,
     }  # fmt: skip
@@ -278,7 +279,7 @@ def measures(run: Simulation) -> dict[str, float | None]:
 def _schema(design: SimulationDesign, floats: Sequence[str]) -> pa.Schema:
     import pyarrow as pa
 
-    axis_types = {RATE: pa.float64(), **dict.fromkeys(NUMBER_AXES, pa.int64())}
+    axis_types = {**dict.fromkeys(REAL_AXES, pa.float64()), **dict.fromkeys(NUMBER_AXES, pa.int64())}
     types = {
         **{axis: axis_types.get(axis, pa.string()) for axis in design.axes}, "seed": pa.int64(),
         **dict.fromkeys(floats, pa.float64()), **dict.fromkeys(_TEXTS, pa.string()),

@@ -224,6 +224,11 @@ class Steps:
         """Bandwidth of a device's link to its host, one way; nan if unknown. [B/s]"""
         return self.setting.hardware.numbers.get("host.bandwidth", nan)
 
+    @property
+    def weight_bytes(self) -> float:
+        """Weights on a device. [B]"""
+        return self._fixed_bytes(1)[0]
+
     def cache_bytes(self, tokens: Num) -> Num:
         """KV cache of a sequence. [B]"""
         return sum((one.cache_bytes(tokens) for one in (self._narrowest, *self._narrowest.beside)), start=0.0)

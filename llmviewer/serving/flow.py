@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from math import inf, log, sqrt
+from math import inf, log
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from ..forms import Num
 from ..records import frozen
 from .balance import decode_batch, descent, token_interval_s, value_at
 from .demand import Prompts
@@ -156,17 +157,13 @@ class SteadyFlow:
         servers = lanes // along
         each = np.maximum(read.prompts * along / lanes, 1)
         queued = along * self.rate * read.read_s / each
-        alone_s = queued * prompts.unevenness * read.read_s / 2  # before a prompt, if there is one server
-        before_s = alone_s * queued ** (sqrt(2 * (servers + 1)) - 2) / servers
+        before_s = prompts.unevenness * read.read_s / 2 / servers * waiting(queued, servers, percentile)
         chunk_s = read.read_s / np.maximum(prompts.decoding_steps, 1)
         running_s = self.decoding * flow.step_s / 2 + (self.busy - queued) * chunk_s / 2
         idle = 1 - queued * each * servers / prompts.max_prompts
         last_s = self.any_decodes * prompts.more_s + (1 - self.any_decodes) * self.columns.prompts.more_s[..., 0]
-        first_s = read.read_s + last_s
-        if percentile is None:
-            return np.asarray(first_s + (before_s + running_s) / idle)
-        queue_s = before_s / np.maximum(queued, _MIN_SHARE) * wait_ratio(queued, percentile)
-        return np.asarray(first_s + (2 * percentile / 100 * running_s + queue_s) / idle)
+        uniform = 1.0 if percentile is None else 2 * percentile / 100  # percentile over mean
+        return np.asarray(read.read_s + last_s + (uniform * running_s + before_s) / idle)
 
     def interval_quantile_s(self, deviations: float) -> Column:
         """Time between two decode steps with a batch that many standard deviations above its mean. [s]"""
@@ -185,6 +182,11 @@ class SteadyFlow:
         return np.sqrt(self.batch / self.steepness)
 
 
-def wait_ratio(share: Column, percentile: float) -> Column:
-    """Percentile of an exponential wait over its mean, where a `share` of the requests wait."""
+def waiting(utilization: Num, servers: Num, percentile: float | None = None) -> Column:
+    """Share of requests that wait for one of `servers` (Sakasegawa 1977); or the percentile of all waits over the mean
+    of those that wait, which are exponential.
+    """
+    share = np.asarray(utilization ** (np.sqrt(2 * (servers + 1)) - 1))
+    if percentile is None:
+        return share
     return np.maximum(np.log(np.maximum(share, _MIN_SHARE)) - log(1 - percentile / 100), 0)

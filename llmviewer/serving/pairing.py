@@ -25,7 +25,7 @@ from ..records import frozen
 from ..units import fold, si
 from .candidates import Candidate, PrefillWorkers, time_reason
 from .fleet_times import Key, Placement
-from .flow import wait_ratio
+from .flow import waiting
 from .load import Grid, Load, StepTimes
 
 _MAX_PAIRS: Final = 1 << 20  # pairs that are evaluated together
@@ -85,23 +85,15 @@ class PrefillWorker(NamedTuple):
             )  # fmt: skip
 
 
-def waited_s(rate: Num, interval_s: Num, servers: Num) -> Grid:
-    """Mean wait of a prompt for one of `servers`, each busy for `interval_s` per prompt; inf if overloaded. [s]"""
+def waited_s(rate: Num, interval_s: Num, servers: Num, percentile: float | None = None) -> Grid:
+    """Wait of a prompt for one of `servers`, in the mean or at a percentile; inf if overloaded. [s]
+
+    interval_s  time for which a prompt occupies a server [s]
+    """
     utilization = rate * interval_s / servers
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        wait_s = interval_s / 2 * utilization ** (np.sqrt(2 * (servers + 1)) - 1) / (servers * (1 - utilization))
+        wait_s = interval_s / 2 / (servers * (1 - utilization)) * waiting(utilization, servers, percentile)
         return np.where(utilization < 1, wait_s, inf)
-
-
-def waited_at_s(rate: Num, interval_s: Num, servers: Num, percentile: float | None) -> Grid:
-    """The wait of a prompt at a percentile, or for None in the mean; that of those that wait is exponential. [s]"""
-    if percentile is None:
-        return waited_s(rate, interval_s, servers)
-    utilization = rate * interval_s / servers
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        waiting = utilization ** (np.sqrt(2 * (servers + 1)) - 1)
-        wait_s = interval_s / 2 / (servers * (1 - utilization))
-        return np.where(utilization < 1, wait_s * wait_ratio(waiting, percentile), inf)
 
 
 def paired_candidates(
@@ -216,7 +208,7 @@ class _Pairs:
         unqueued_s = np.maximum(prefill_s, transfer_s) if pairing.overlapped else prefill_s + transfer_s
 
         def meets_targets(copies: Grid) -> npt.NDArray[np.bool_]:
-            first_s = waited_at_s(load.rate, interval_s, copies * servers, load.goals.ttft_percentile) + unqueued_s
+            first_s = waited_s(load.rate, interval_s, copies * servers, load.goals.ttft_percentile) + unqueued_s
             within_bandwidth = load.rate * cache_bytes <= copies * size * prefill_link
             return np.asarray(np.isfinite(first_s) & (first_s <= load.goals.ttft_s) & within_bandwidth)
 
@@ -224,7 +216,7 @@ class _Pairs:
         with np.errstate(divide="ignore"):
             transfer_rate = np.minimum(copies * size * prefill_link, decode_devices * decode_link) / cache_bytes
             wait_s = waited_s(load.rate, interval_s, copies * servers)
-            ttft_s = unqueued_s + waited_at_s(load.rate, interval_s, copies * servers, load.goals.ttft_percentile)
+            ttft_s = unqueued_s + waited_s(load.rate, interval_s, copies * servers, load.goals.ttft_percentile)
             ratios = {
                 "memory": memory,
                 "devices": (decode_devices + copies * size) / load.max_devices,
@@ -272,7 +264,7 @@ class _Pairs:
         left_s = self.load.goals.ttft_s - self.unqueued_s[places]
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2
-            wait_s = waited_at_s(middle, interval_s, servers, self.load.goals.ttft_percentile)
+            wait_s = waited_s(middle, interval_s, servers, self.load.goals.ttft_percentile)
             in_time = wait_s <= left_s
             low, high = np.where(in_time, middle, low), np.where(in_time, high, middle)
         return low

@@ -2,15 +2,20 @@
 
 python benchmarks/gpu.py check
 python benchmarks/gpu.py step time
+python benchmarks/gpu.py time KERNEL
 python benchmarks/gpu.py compile
+python benchmarks/gpu.py all MINUTES FOLDER
 
-or without a name the first three parts, in turn. Where llmviewer is not installed, PYTHONPATH=. from its checkout.
+Without a name the first three parts, in turn. Where llmviewer is not installed, PYTHONPATH=. from its checkout.
 
 Checks every case of every kernel against its reference, in bf16 and at larger sizes as well, for which Triton's
 interpreter is no use; takes decode steps of whole models as graphs; then times, for a few sizes of Llama 3.1 8B, the
-rule's tiling and all that tuning tries, beside torch and the bandwidth of a copy. `compile` fills Triton's cache with
-the launches of `llmviewer measure`, so that none of its minutes go to compilers. Each part is a process of its own
-with a time limit: a launch that breaks the GPU or never ends takes that only, and what was found before it is printed.
+rule's tiling and all that tuning tries, beside torch and the bandwidth of a copy. `time KERNEL` does so for the
+full-size cases of a kernel. `compile` fills Triton's cache with the launches of `llmviewer measure`, so that none of
+its minutes go to compilers. `all` is for a GPU lent for some minutes: check and compile at once, `llmviewer measure
+--no-tune`, the steps, and as many kernels whose tilings are to be tried as there is time for, with all that they print
+and the rows in a folder. Each part is a process of its own with a time limit: a launch that breaks the GPU or never
+ends takes that only, and what was found before it is printed.
 """
 
 from __future__ import annotations
@@ -20,11 +25,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from math import inf
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
 from statistics import median
+from time import monotonic
 
 from llmviewer.errors import InputError
 from llmviewer.kernels import kernel_names, load_kernel
@@ -36,7 +45,7 @@ from llmviewer.measuring.problems import Problem, problems
 from llmviewer.measuring.session import DTYPES, MODELS, in_order, words
 from llmviewer.measuring.timing import Call, GpuClock, HungError, TimingSample, settled
 from llmviewer.measuring.torch_backend import TorchBackend
-from llmviewer.measuring.triton_backend import TritonBackend, check_case, parts
+from llmviewer.measuring.triton_backend import TritonBackend, check_case, own_problem, parts
 
 _MODEL = "llama-3.1-8b"
 _PARTS = ["check", "step", "time"]
@@ -48,6 +57,13 @@ _BRIEF_S = 0.1  # of a timing
 _NUM_REPEATS = 3
 _MEMORY = 16e9  # bytes of the tensors of a launch, at most
 _COPIED = 2**30
+_STEPS_S = 85  # that `all` leaves for steps,
+_LAST_S = 15  # and of what is left then, for a kernel at least
+_WRITING_S = 5  # that a process may take to end when it is told to
+_TRIED = (  # kernels with tilings that no GPU has timed, those first whose time counts most
+    "decode_attention", "mla_decode", "gemm", "gemm_w4a16", "sample", "rope_cache", "flash_attention", "gemm_w8a16",
+    "mamba2_scan", "gated_delta_scan", "sparse_indexer", "norm_quantize", "rms_norm", "permute", "combine",
+)  # fmt: skip
 _STEPS = (  # model, sequences, tokens of each
     ("llama-3.1-8b", 16, 4096),
     ("llama-3.1-8b", 1, 1024),
@@ -171,11 +187,23 @@ def compiled(number: int) -> Iterator[str]:
     yield f"compile {number}: every {_NUM_PROCESSES}th of {len(found)} launches"
 
 
+def timed_kernel(name: str) -> Iterator[str]:
+    """Lines on the full-size cases of a kernel."""
+    kernel = load_kernel(name)
+    for one in kernel.full_size:
+        yield from timed_problem(own_problem(kernel, one))
+
+
 def timed(number: int) -> Iterator[str]:
-    """Lines on one of the sizes: each way to compute it as soon as its time is known, then all, the fastest first. What
+    """Lines on one of the sizes of `_TIMED`."""
+    return timed_problem(_problem(number))
+
+
+def timed_problem(problem: Problem) -> Iterator[str]:
+    """Lines on one size: each way to compute it as soon as its time is known, then all, the fastest first. What
     is being tried goes to stderr.
     """
-    problem, clock = _problem(number), GpuClock()
+    clock = GpuClock()
     copy, ops = _copy(clock), _ops(problem)
     times_by_name: list[tuple[float, str]] = []
     best: dict[str, tuple[float, str, Callable[[], TimingSample]]] = {}
@@ -187,7 +215,8 @@ def timed(number: int) -> Iterator[str]:
     def fastest() -> list[str]:
         return ["the fastest first:", *(line(*one) for one in sorted(times_by_name))]
 
-    yield f"{problem.family} {problem.dtype} {' '.join(f'{name}={size}' for name, size in problem.sizes)}"
+    op = problem.op if problem.moved else problem.family
+    yield f"{op} {problem.dtype} {' '.join(f'{name}={size}' for name, size in problem.sizes)}"
     for origin, name, make in _ways(problem):
         print(name, file=sys.stderr, flush=True)
         try:
@@ -218,7 +247,7 @@ def _ways(problem: Problem) -> Iterator[tuple[str, str, Callable[[], Sequence[Ca
     room, cache = ours.room(problem, kernel, _MEMORY), torch.cuda.get_device_properties(0).L2_cache_size
     count = Sets.of(problem.nbytes, cache, room).count
     yield "rule", f"{kernel} by its rule", partial(ours.calls, problem, kernel, count)
-    for name in theirs.kernels(problem):
+    for name in () if problem.moved else theirs.kernels(problem):
         yield "torch", f"torch {name}".rstrip(), partial(theirs.calls, problem, name, count)
     for tiling in ours.tilings(problem, kernel):
         yield "tuning", words(tiling), partial(ours.calls, problem, kernel, count, tiling)
@@ -236,6 +265,9 @@ def _problem(number: int) -> Problem:
 
 def _ops(problem: Problem) -> float:
     sizes = dict(problem.sizes)
+    if problem.moved:
+        (part,) = parts(problem)
+        return load_kernel(part.kernel).ops(case(part.dtype, **part.sizes))
     if problem.family == "gemm":
         return 2.0 * sizes["M"] * sizes["N"] * sizes["K"]
     keys_per_sequence = (sizes["q_len"] + 1) / 2 * sizes["q_len"] if "q_len" in sizes else sizes["kv_len"]
@@ -269,6 +301,41 @@ def _process(*arguments: str) -> int:
     return code
 
 
+def everything(minutes: float, folder: Path) -> int:
+    """Runs all parts within `minutes`, each with its output in a file of `folder`; 1 if any failed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    end = monotonic() + 60 * minutes
+
+    def begin(name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        with (folder / f"{name}.txt").open("wb") as file:
+            command = [sys.executable, *arguments]
+            return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+
+    def is_failed(name: str, process: subprocess.Popen[bytes], seconds: float) -> bool:
+        try:
+            ending = f"ended by {process.wait(max(seconds, 1))}"
+        except subprocess.TimeoutExpired:
+            ending = "took too long"
+        for ending_signal in (SIGTERM, SIGKILL):  # also of the processes that it began; measuring writes tables
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, ending_signal)
+                process.wait(_WRITING_S)
+        print(f"{name}: {ending}, {end - monotonic():.0f} s left", flush=True)
+        return bool(process.returncode)
+
+    compiling, checking = begin("compile", __file__, "compile"), begin("check", __file__, "check")
+    failed = is_failed("check", checking, (end - monotonic()) / 4)
+    failed |= is_failed("compile", compiling, (end - monotonic()) / 16)
+    seconds = end - monotonic() - _STEPS_S
+    arguments = ["--no-tune", "--minutes", f"{max(seconds / 60, 0.05):.2f}", "-o", str(folder / "measured")]
+    failed |= is_failed("measure", begin("measure", "-m", "llmviewer", "measure", *arguments), seconds + _LAST_S)
+    failed |= is_failed("step", begin("step", __file__, "step"), end - monotonic())
+    for name in _TRIED:
+        if end - monotonic() > _LAST_S:
+            failed |= is_failed(f"time_{name}", begin(f"time_{name}", __file__, "time", name), end - monotonic())
+    return int(failed)
+
+
 def _show(lines: Iterable[str]) -> int:
     """Prints them as they come; how many there were."""
     count = 0
@@ -277,19 +344,32 @@ def _show(lines: Iterable[str]) -> int:
     return count
 
 
-def main(arguments: list[str]) -> int:
-    """Runs one check, step or timing by its arguments; without them, all parts in processes of their own."""
+def _in_this_process(arguments: Sequence[str]) -> int | None:
+    """Runs one check, step, timing or compilation, or all; None if the arguments are no such part."""
     match arguments:
         case ["check", name] if name in kernel_names():
             if _show(check(name)):
                 return _WRONG
             print(f"{name}: is right", flush=True)
             return 0
+        case ["time", name] if name in kernel_names():
+            _show(timed_kernel(name))
+            return 0
+        case ["all", minutes, folder]:
+            return everything(float(minutes), Path(folder))
         case [part, number] if part in _NUMBERED and number.isdecimal():
             _show(_NUMBERED[part](int(number)))
             return 0
         case _:
-            chosen_parts = arguments or _PARTS
+            return None
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one part by its arguments; without them, the first parts in processes of their own."""
+    code = _in_this_process(arguments)
+    if code is not None:
+        return code
+    chosen_parts = arguments or _PARTS
     if not {*chosen_parts} <= {*_ALL_PARTS}:
         sys.exit(f"arguments must be some of {', '.join(_ALL_PARTS)}; got {' '.join(chosen_parts)}")
     import torch

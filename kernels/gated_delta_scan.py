@@ -20,7 +20,7 @@ from ..workload import Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 from .gated_delta_update import NORM_EPSILON, operators
 from .gated_delta_update import reference as update
-from .mamba2_scan import CHUNK, channels, decays, running_sums
+from .mamba2_scan import CHUNK, ScanTiling, decays, running_sums, tiling, tilings
 from .mamba2_update import softplus
 
 
@@ -153,6 +153,7 @@ def plan(
     bias: torch.Tensor,
     key_heads: int,
     into: torch.Tensor | None = None,
+    tile: ScanTiling | None = None,
 ) -> LaunchPlan:
     """qkv[sequences, tokens, 2 key_heads key_dim + heads dim], what the convolution makes; beta and decay[sequences,
     tokens, heads] before their functions; state[sequences, heads, key_dim, dim] in fp32; a_log and bias[heads];
@@ -162,26 +163,26 @@ def plan(
     o = poisoned(sequences, num_tokens, heads * dim, dtype=qkv.dtype, device=qkv.device)
     into = poisoned(*state.shape, dtype=state.dtype, device=qkv.device) if into is None else into
     w, u = (poisoned(sequences, num_tokens, heads, n, dtype=qkv.dtype, device=qkv.device) for n in (key_dim, dim))
-    block = channels(target, dim, heads * sequences)
+    tile = tile or tiling(target, dim, heads * sequences)
     common = {
         "qkv_ptr": qkv, "decay_ptr": decay, "a_ptr": a_log, "bias_ptr": bias, "w_ptr": w, "u_ptr": u,
         "num_tokens": num_tokens, "key_heads": key_heads, "heads": heads, "key_dim": key_dim, "dim": dim,
-        "epsilon": NORM_EPSILON, "CHUNK": CHUNK, "KEY_DIM": max(pow2(key_dim), 16), "PRECISION": "tf32x3",
+        "epsilon": NORM_EPSILON, "CHUNK": tile.chunk, "KEY_DIM": max(pow2(key_dim), 16), "PRECISION": "tf32x3",
     }  # fmt: skip
     corrections = Launch(
         function=_chunk_corrections,
-        grid=(cdiv(num_tokens, CHUNK), heads, sequences),
+        grid=(cdiv(num_tokens, tile.chunk), heads, sequences),
         arguments=common | {"beta_ptr": beta, "DIM": max(pow2(dim), 16)},
         num_warps=4,
     )
     scan = Launch(
         function=_gated_delta_scan,
-        grid=(cdiv(dim, block), heads, sequences),
+        grid=(cdiv(dim, tile.channels), heads, sequences),
         arguments=common | {
-            "state_ptr": state, "o_ptr": o, "into_ptr": into, "scale": key_dim**-0.5, "BLOCK_V": block,
+            "state_ptr": state, "o_ptr": o, "into_ptr": into, "scale": key_dim**-0.5, "BLOCK_V": tile.channels,
         },
-        num_warps=4,
-        num_stages=2,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
     )  # fmt: skip
     return LaunchPlan(launches=(corrections, scan), outputs=(o, into))
 
@@ -235,5 +236,6 @@ KERNELS = (
         tolerance=lambda case: (2 * EPSILON[case.dtype], max(2 * EPSILON[case.dtype], 64 * EPSILON["fp32"])),
         operators=partial(operators, chunk=CHUNK),
         workload=lambda case: Workload.prefill(batch=case["B"], prompt=case["T"]),
+        tilings=tilings,
     ),
 )  # fmt: skip

@@ -7,19 +7,31 @@ sequence. step = softplus(dt + bias); heads in groups share B and C. The state m
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 
+from ..records import frozen
 from ..workload import Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 from .mamba2_update import operators, softplus
 from .mamba2_update import reference as update
 
-CHUNK = 32  # tokens of a chunk; 64 spill registers on Hopper
-_MAX_CHANNELS = 32  # of a head that a program takes; 64 spill registers on Hopper
+CHUNK = 32  # tokens of a chunk by the rule; 64 spill registers on Hopper
+_MAX_CHANNELS = 32  # of a head that a program takes by the rule; 64 spill registers on Hopper
+
+
+@frozen(kw_only=True)
+class ScanTiling:
+    """Tokens of a chunk, channels of a head that a program takes, warps and stages of a scan."""
+
+    chunk: int = CHUNK
+    channels: int
+    num_warps: int = 4
+    num_stages: int = 2
 
 
 @triton.jit
@@ -91,6 +103,7 @@ def plan(
     bias: torch.Tensor,
     groups: int,
     into: torch.Tensor | None = None,
+    tile: ScanTiling | None = None,
 ) -> LaunchPlan:
     """xbc[sequences, tokens, heads dim + 2 groups size], what the convolution makes: x, B, C; step[sequences, tokens,
     heads]; state[sequences, heads, dim, size] in fp32; a_log, d, bias[heads]; y[sequences, tokens, heads dim]. The new
@@ -99,27 +112,40 @@ def plan(
     (sequences, heads, dim, size), num_tokens = state.shape, xbc.shape[1]
     y = poisoned(sequences, num_tokens, heads * dim, dtype=xbc.dtype, device=xbc.device)
     into = poisoned(*state.shape, dtype=state.dtype, device=xbc.device) if into is None else into
-    block = channels(target, dim, heads * sequences)
+    tile = tile or tiling(target, dim, heads * sequences)
     launch = Launch(
         function=_mamba2_scan,
-        grid=(cdiv(dim, block), heads, sequences),
+        grid=(cdiv(dim, tile.channels), heads, sequences),
         arguments={
             "xbc_ptr": xbc, "step_ptr": step, "state_ptr": state, "a_ptr": a_log, "d_ptr": d, "bias_ptr": bias,
             "y_ptr": y, "into_ptr": into, "num_tokens": num_tokens, "heads": heads, "dim": dim, "size": size,
-            "groups": groups, "CHUNK": CHUNK, "BLOCK_P": block, "SIZE": max(pow2(size), 16), "PRECISION": "tf32x3",
+            "groups": groups, "CHUNK": tile.chunk, "BLOCK_P": tile.channels, "SIZE": max(pow2(size), 16),
+            "PRECISION": "tf32x3",
         },
-        num_warps=4,
-        num_stages=2,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
     )  # fmt: skip
     return LaunchPlan(launches=(launch,), outputs=(y, into))
 
 
-def channels(target: Target, dim: int, heads: int) -> int:
-    """Channels of a head that a program takes: 32, or 16 where multiprocessors would be idle."""
+def tiling(target: Target, dim: int, heads: int) -> ScanTiling:
+    """The default tiling: 32 channels of a head a program, or 16 where multiprocessors would be idle."""
     block = max(min(pow2(dim), _MAX_CHANNELS), 16)
     while block > 16 and heads * cdiv(dim, block) < target.multiprocessors:
         block //= 2
-    return block
+    return ScanTiling(channels=block)
+
+
+def tilings(target: Target, case: Case) -> tuple[ScanTiling, ...]:
+    """Alternative tilings, none of which was timed: fewer and more warps, stages, channels, and longer chunks."""
+    dim, rule = case["dim"], tiling(target, case["dim"], case["heads"] * case["B"])
+    widths = [n for n in (16, 32, 64) if n != rule.channels and n <= max(pow2(dim), 16)]
+    return (
+        *(replace(rule, num_warps=n) for n in (2, 8)),
+        *(replace(rule, num_stages=n) for n in (1, 3)),
+        *(replace(rule, channels=n) for n in widths),
+        replace(rule, chunk=2 * rule.chunk, num_warps=8),
+    )
 
 
 def reference(
@@ -171,5 +197,6 @@ KERNELS = (
         tolerance=lambda case: (4 * EPSILON[case.dtype], max(2 * EPSILON[case.dtype], 256 * EPSILON["fp32"])),
         operators=partial(operators, chunk=CHUNK),
         workload=lambda case: Workload.prefill(batch=case["B"], prompt=case["T"]),
+        tilings=tilings,
     ),
 )  # fmt: skip

@@ -23,8 +23,6 @@ from . import quantize as quantizing
 from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 from .quantize import LARGEST_CODES, codes_of, scales_of
 
-_ELEMENTS_PER_PROGRAM = 4096  # of a program, where rows are shorter
-
 
 @triton.jit
 def _norm_quantize(
@@ -62,6 +60,7 @@ def plan(
     group: int,
     dtype: torch.dtype,
     residual: torch.Tensor | None = None,
+    tile: norms.NormTiling | None = None,
 ) -> LaunchPlan:
     """x[m, n] and weight[n] to codes[m, n] and scales[n / group, m]; with residual[m, n] to the sum, too.
 
@@ -73,17 +72,17 @@ def plan(
     codes = poisoned(m, n, dtype=dtype, device=x.device)
     scales = poisoned(n // group, m, dtype=torch.float32, device=x.device)
     sums = None if residual is None else poisoned(m, n, dtype=x.dtype, device=x.device)
-    block_n = pow2(n)
-    block_m = max(min(_ELEMENTS_PER_PROGRAM // block_n, pow2(m)), 1)
+    tile = tile or norms.tiling(m, n)
     launch = Launch(
         function=_norm_quantize,
-        grid=(cdiv(m, block_m),),
+        grid=(cdiv(m, tile.rows),),
         arguments={
             "x_ptr": x, "residual_ptr": residual, "weight_ptr": weight, "sum_ptr": sums, "code_ptr": codes,
             "scale_ptr": scales, "m": m, "n": n, "epsilon": norms.RMS_EPSILON, "LARGEST": LARGEST_CODES[dtype],
-            "INTEGER": dtype == torch.int8, "GROUP": 0 if group == n else group, "BLOCK_M": block_m, "BLOCK_N": block_n,
+            "INTEGER": dtype == torch.int8, "GROUP": 0 if group == n else group, "BLOCK_M": tile.rows,
+            "BLOCK_N": pow2(n),
         },
-        num_warps=max(min(block_m * block_n // 512, 16), 4),  # 16 elements a thread, as `rms_norm`
+        num_warps=tile.num_warps,
     )  # fmt: skip
     return LaunchPlan(launches=(launch,), outputs=(codes, scales) if sums is None else (codes, scales, sums))
 
@@ -140,6 +139,6 @@ KERNELS = (
             case("fp8_e4m3", M=16, N=4096, group=4096, residual=1),
         ),
         make=_make, plan=plan, reference=reference, tolerance=_tolerance, operators=_operators,
-        workload=lambda case: Workload.prefill(batch=1, prompt=case["M"]),
+        workload=lambda case: Workload.prefill(batch=1, prompt=case["M"]), tilings=norms.tilings,
     ),
 )  # fmt: skip

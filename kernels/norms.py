@@ -17,13 +17,23 @@ import triton.language as tl
 
 from ..operators.base import Operator, Tensor, Weight
 from ..operators.elementwise import Add, Norm
+from ..records import frozen
 from ..workload import Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 
+_MAX_WARPS = 32  # of a program
 _ELEMENTS_PER_PROGRAM = 4096  # of a program, where rows are shorter
 RMS_OPS = 4  # square, sum, scale, weight
 _LAYER_OPS = 6  # mean and subtract, too; the bias is one more
 RMS_EPSILON, _LAYER_EPSILON = 1e-6, 1e-5
+
+
+@frozen
+class NormTiling:
+    """Rows of a program, and its warps."""
+
+    rows: int
+    num_warps: int
 
 
 @triton.jit
@@ -57,24 +67,38 @@ def plan(
     bias: torch.Tensor | None = None,
     *,
     centred: bool = False,
+    tile: NormTiling | None = None,
 ) -> LaunchPlan:
     """x[m, n], weight[n], bias[n] to y[m, n]; with residual[m, n] to y and the sum; `centred` with the mean at 0."""
     m, n = x.shape
     y = poisoned(m, n, dtype=x.dtype, device=x.device)
     sums = None if residual is None else poisoned(m, n, dtype=x.dtype, device=x.device)
-    block_n = pow2(n)
-    block_m = max(min(_ELEMENTS_PER_PROGRAM // block_n, pow2(m)), 1)
+    tile = tile or tiling(m, n)
     launch = Launch(
         function=_norm,
-        grid=(cdiv(m, block_m),),
+        grid=(cdiv(m, tile.rows),),
         arguments={
             "x_ptr": x, "residual_ptr": residual, "weight_ptr": weight, "bias_ptr": bias, "sum_ptr": sums, "y_ptr": y,
             "m": m, "n": n, "epsilon": _LAYER_EPSILON if centred else RMS_EPSILON, "CENTRED": centred,
-            "BLOCK_M": block_m, "BLOCK_N": block_n,
+            "BLOCK_M": tile.rows, "BLOCK_N": pow2(n),
         },
-        num_warps=max(min(block_m * block_n // 512, 16), 4),  # 16 elements a thread: two loads of 16 bytes
+        num_warps=tile.num_warps,
     )  # fmt: skip
     return LaunchPlan(launches=(launch,), outputs=(y,) if sums is None else (y, sums))
+
+
+def tiling(m: int, n: int) -> NormTiling:
+    """The default tiling of rows of n elements: 16 elements a thread, two loads of 16 bytes."""
+    rows = max(min(_ELEMENTS_PER_PROGRAM // pow2(n), pow2(m)), 1)
+    return NormTiling(rows, max(min(rows * pow2(n) // 512, 16), 4))
+
+
+def tilings(target: Target, case: Case) -> tuple[NormTiling, ...]:  # noqa: ARG001
+    """Alternatives: half and twice the warps, and a row alone."""
+    rule = tiling(case["M"], case["N"])
+    warps = [n for n in (rule.num_warps // 2, 2 * rule.num_warps) if 1 <= n <= _MAX_WARPS]
+    alone = NormTiling(1, max(rule.num_warps // rule.rows, 1))
+    return (*(replace(rule, num_warps=n) for n in warps), *((alone,) if rule.rows > 1 else ()))
 
 
 def reference(
@@ -142,7 +166,7 @@ KERNELS = (
         # Results go up to some 15, the sum of fp32 squares is off by a few of its last bits.
         tolerance=lambda case: (4 * EPSILON[case.dtype], EPSILON[case.dtype]),
         operators=partial(_operators, ops=RMS_OPS),
-        workload=_workload,
+        workload=_workload, tilings=tilings,
     ),
     Kernel(
         name="layer_norm", family="norm",
@@ -169,6 +193,6 @@ KERNELS = (
             EPSILON[case.dtype] + 4 * 4 * (1 + case.get("mean")) * EPSILON["fp32"],
         ),
         operators=partial(_operators, ops=_LAYER_OPS),
-        workload=_workload,
+        workload=_workload, tilings=tilings,
     ),
 )  # fmt: skip

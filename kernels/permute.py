@@ -2,8 +2,10 @@
 
 `permute` is what dispatch and `combine` what combine of expert parallelism is on one device (MegaBlocks,
 arXiv:2211.15841, section 5.2). A counting sort of (token, expert) pairs by expert keeps the order of tokens and uses no
-atomics, so that results repeat bit by bit: programs count the pairs of their part by expert, then place each pair after
-those of all experts and parts before it. A row of a token is read once, however many experts it goes to.
+atomics, so that results repeat bit by bit. Few pairs take one launch, of a program for each expert, which counts those
+of experts before it and places its own; many take two, of a program for a part of the pairs: it counts them by expert,
+then places each after those of all experts and parts before. A row of a token is read once, however many experts it
+goes to.
 """
 
 from __future__ import annotations
@@ -16,15 +18,44 @@ from ..forms import TOKENS
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Combine, Permute
 from ..precision import FP32
+from ..records import frozen
 from ..workload import Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 
-_MIN_PART = 256  # pairs that a program sorts, at least,
-_MAX_PARTS = 128  # and programs at most, of which each reads the counts of all
+_MAX_FEW = 16384  # pairs that the program of an expert goes through: beyond, that takes more instructions than parts
+_PAIRS = 1024  # of them at a time
+_MAX_PARTS = 128  # of many pairs, each of which reads the counts of all
 _COMPARISONS = 16384  # of pairs with experts, and with pairs, at a time: 64 a thread
 _MAX_BLOCK = 128  # whose square is as many
 _SORT_WARPS = 8
-_WIDTH = 2048  # elements of a row that a program copies or sums: two loads of 16 bytes a thread
+
+
+@frozen
+class RowTiling:
+    """Elements of a row that a program copies or sums, and its warps; by the rule a load of 16 bytes a thread."""
+
+    width: int = 1024
+    num_warps: int = 4
+
+
+_ALTERNATIVES = (RowTiling(512, 2), RowTiling(1024, 2), RowTiling(2048, 4), RowTiling(2048, 8), RowTiling(8192, 16))
+
+
+@triton.jit
+def _place_few(expert_ptr, order_ptr, place_ptr, end_ptr, pairs, BLOCK: tl.constexpr):
+    """order[row] = pair and place[pair] = row of the pairs of this program's expert; end[expert], the row after it."""
+    expert, row = tl.program_id(0), 0
+    for start in range(0, pairs, BLOCK):
+        pair = start + tl.arange(0, BLOCK)
+        row += tl.sum((tl.load(expert_ptr + pair, pair < pairs, 0x7FFFFFFF) < expert).to(tl.int32), 0)
+    for start in range(0, pairs, BLOCK):
+        pair = start + tl.arange(0, BLOCK)
+        is_expert = tl.load(expert_ptr + pair, pair < pairs, -1) == expert
+        rows = row + tl.cumsum(is_expert.to(tl.int32), 0) - 1
+        tl.store(order_ptr + rows, pair, is_expert)
+        tl.store(place_ptr + pair, rows, is_expert)
+        row += tl.sum(is_expert.to(tl.int32), 0)
+    tl.store(end_ptr + expert, row)
 
 
 @triton.jit
@@ -50,21 +81,14 @@ def _place(
     expert_ptr, count_ptr, order_ptr, place_ptr, end_ptr, pairs, parts,
     EXPERTS: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """order[row] = pair and place[pair] = row of the pairs of this program's part; end[expert], a row after its last.
-
-    A single part is counted here.
-    """
+    """The same for the pairs of this program's part."""
     part, experts = tl.program_id(0), tl.arange(0, BLOCK_E)
     total, before = tl.zeros((BLOCK_E,), dtype=tl.int32), tl.zeros((BLOCK_E,), dtype=tl.int32)
-    if count_ptr is None:
-        for start in range(0, pairs, BLOCK):
-            total += tl.sum(_is_of(expert_ptr, start, pairs, BLOCK, BLOCK_E), 0)
-    else:
-        for first in range(0, parts, BLOCK):
-            others = first + tl.arange(0, BLOCK)[:, None]
-            counts = tl.load(count_ptr + others * BLOCK_E + experts[None, :], others < parts, 0)
-            total += tl.sum(counts, 0)
-            before += tl.sum(tl.where(others < part, counts, 0), 0)
+    for first in range(0, parts, BLOCK):
+        others = first + tl.arange(0, BLOCK)[:, None]
+        counts = tl.load(count_ptr + others * BLOCK_E + experts[None, :], others < parts, 0)
+        total += tl.sum(counts, 0)
+        before += tl.sum(tl.where(others < part, counts, 0), 0)
     ends = tl.cumsum(total, 0)
     row = ends - total + before
     for start in range(part * PART, min((part + 1) * PART, pairs), BLOCK):
@@ -106,42 +130,78 @@ def sort_pairs(
     expert: torch.Tensor, experts: int
 ) -> tuple[tuple[Launch, ...], torch.Tensor, torch.Tensor, torch.Tensor]:
     """(launches, order[rows], place[pairs], end[experts]) of pairs whose expert is expert[pairs], in int32."""
-    pairs, block_e = expert.numel(), pow2(experts)
-    sizes = {"device": expert.device, "dtype": torch.int32}
+    pairs, sizes = expert.numel(), {"device": expert.device, "dtype": torch.int32}
     order, place, end = poisoned(pairs, **sizes), poisoned(pairs, **sizes), poisoned(experts, **sizes)
-    part = max(pow2(cdiv(pairs, _MAX_PARTS)), _MIN_PART)
-    parts, block = cdiv(pairs, part), max(min(_COMPARISONS // block_e, _MAX_BLOCK), 1)
-    count = poisoned(parts, block_e, **sizes) if parts > 1 else None
-    common = {"expert_ptr": expert, "count_ptr": count, "pairs": pairs, "PART": part, "BLOCK": block}
-    common["BLOCK_E"] = block_e
-    placed = common | {"order_ptr": order, "place_ptr": place, "end_ptr": end, "parts": parts, "EXPERTS": experts}
-    counting = Launch(function=_count, grid=(parts,), arguments=common, num_warps=_SORT_WARPS)
-    placing = Launch(function=_place, grid=(parts,), arguments=placed, num_warps=_SORT_WARPS)
-    return (counting, placing)[parts == 1 :], order, place, end
+    common = {"expert_ptr": expert, "order_ptr": order, "place_ptr": place, "end_ptr": end, "pairs": pairs}
+    if pairs <= _MAX_FEW:
+        few = Launch(function=_place_few, grid=(experts,), arguments=common | {"BLOCK": _PAIRS})
+        return (few,), order, place, end
+    part, block_e = pow2(cdiv(pairs, _MAX_PARTS)), pow2(experts)
+    parts, block = cdiv(pairs, part), max(min(_COMPARISONS // block_e, _MAX_BLOCK, part), 1)
+    count = poisoned(parts, block_e, **sizes)
+    cut = {"count_ptr": count, "PART": part, "BLOCK": block, "BLOCK_E": block_e}
+    counting = Launch(
+        function=_count,
+        grid=(parts,),
+        arguments={"expert_ptr": expert, "pairs": pairs} | cut,
+        num_warps=_SORT_WARPS,
+    )
+    placing = Launch(
+        function=_place,
+        grid=(parts,),
+        arguments=common | cut | {"parts": parts, "EXPERTS": experts},
+        num_warps=_SORT_WARPS,
+    )
+    return (counting, placing), order, place, end
 
 
-def launch_combine(x: torch.Tensor, place: torch.Tensor, weight: torch.Tensor, y: torch.Tensor) -> Launch:
+def launch_combine(
+    x: torch.Tensor, place: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, tile: RowTiling | None = None
+) -> Launch:
     """x[rows, width], place and weight[tokens * chosen] to y[tokens, width]."""
     tokens, width = y.shape
-    return _of_tokens(_combine, tokens, width, place, {"x_ptr": x, "weight_ptr": weight, "y_ptr": y})
+    return _of_tokens(_combine, tokens, width, place, {"x_ptr": x, "weight_ptr": weight, "y_ptr": y}, tile)
 
 
 def _of_tokens(
-    function: object, tokens: int, width: int, place: torch.Tensor, tensors: dict[str, torch.Tensor]
+    function: object,
+    tokens: int,
+    width: int,
+    place: torch.Tensor,
+    tensors: dict[str, torch.Tensor],
+    tile: RowTiling | None,
 ) -> Launch:
-    block = min(_WIDTH, pow2(width))
+    """A launch of a program for each part of each token's row."""
+    tile = tile or RowTiling()
+    block = min(tile.width, pow2(width))
     arguments = {"place_ptr": place, "width": width, "CHOSEN": place.numel() // tokens, "BLOCK": block}
-    return Launch(function=function, grid=(tokens, cdiv(width, block)), arguments=tensors | arguments)
+    return Launch(
+        function=function,
+        grid=(tokens, cdiv(width, block)),
+        arguments=tensors | arguments,
+        num_warps=tile.num_warps,
+    )
 
 
-def plan_permute(target: Target, x: torch.Tensor, expert: torch.Tensor, experts: int) -> LaunchPlan:  # noqa: ARG001
+def tilings(target: Target, case: Case) -> tuple[RowTiling, ...]:  # noqa: ARG001
+    """Alternatives: wider and narrower parts of rows, and fewer and more warps."""
+    return tuple(one for one in _ALTERNATIVES if one.width <= pow2(case["K"]))
+
+
+def plan_permute(
+    target: Target,  # noqa: ARG001
+    x: torch.Tensor,
+    expert: torch.Tensor,
+    experts: int,
+    tile: RowTiling | None = None,
+) -> LaunchPlan:
     """x[tokens, width] and expert[tokens, chosen] in int32 to y[tokens * chosen, width], place[tokens * chosen], the
     row of y of each pair, and end[experts], the row after the last of each expert.
     """
     tokens, width = x.shape
     sorting, _, place, end = sort_pairs(expert, experts)
     y = poisoned(expert.numel(), width, dtype=x.dtype, device=x.device)
-    copying = _of_tokens(_permute, tokens, width, place, {"x_ptr": x, "y_ptr": y})
+    copying = _of_tokens(_permute, tokens, width, place, {"x_ptr": x, "y_ptr": y}, tile)
     return LaunchPlan(launches=(*sorting, copying), outputs=(y, place, end))
 
 
@@ -152,10 +212,16 @@ def reference_permute(x: torch.Tensor, expert: torch.Tensor, experts: int) -> tu
     return x[order // expert.shape[1]], order.argsort(), end
 
 
-def plan_combine(target: Target, x: torch.Tensor, place: torch.Tensor, weight: torch.Tensor) -> LaunchPlan:  # noqa: ARG001
+def plan_combine(
+    target: Target,  # noqa: ARG001
+    x: torch.Tensor,
+    place: torch.Tensor,
+    weight: torch.Tensor,
+    tile: RowTiling | None = None,
+) -> LaunchPlan:
     """x[tokens * chosen, width], place and weight[tokens, chosen] in int32 and fp32 to y[tokens, width]."""
     y = poisoned(place.shape[0], x.shape[1], dtype=x.dtype, device=x.device)
-    return LaunchPlan(launches=(launch_combine(x, place, weight, y),), outputs=(y,))
+    return LaunchPlan(launches=(launch_combine(x, place, weight, y, tile),), outputs=(y,))
 
 
 def reference_combine(x: torch.Tensor, place: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -227,12 +293,12 @@ KERNELS = (
         name="permute", family="permute", cases=_CASES, full_size=_FULL_SIZE,
         make=_make_permute, plan=plan_permute, reference=reference_permute,
         tolerance=lambda case: (0.0, 0.0),
-        operators=_permute_operators, workload=_workload,
+        operators=_permute_operators, workload=_workload, tilings=tilings,
     ),
     Kernel(
         name="combine", family="permute", cases=_CASES, full_size=_FULL_SIZE,
         make=_make_combine, plan=plan_combine, reference=reference_combine,
         tolerance=lambda case: (EPSILON[case.dtype], 16 * EPSILON["fp32"]),
-        operators=_combine_operators, workload=_workload,
+        operators=_combine_operators, workload=_workload, tilings=tilings,
     ),
 )  # fmt: skip

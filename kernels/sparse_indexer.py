@@ -9,6 +9,7 @@ and one bit of the threshold after the other, by counting in registers; a last l
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 import triton
@@ -19,12 +20,21 @@ from ..operators.attention import Heads, Indexer
 from ..operators.base import Operator, Role, Tensor
 from ..operators.masks import Causal, TopK
 from ..precision import FP32, NAMED
+from ..records import frozen
 from ..workload import Sequences, Workload
 from .base import Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 
-_KEYS = 128  # that a program scores
 _PART = 8192  # scores that a program selects from: 16 a thread of 16 warps
 _MAX_CANDIDATES = 65536  # of all parts
+
+
+@frozen(kw_only=True)
+class IndexerTiling:
+    """Keys that a program scores, its warps, and the warps of a program that selects from all of a part."""
+
+    keys: int = 128
+    num_warps: int = 4
+    select_warps: int = 16
 
 
 @triton.jit
@@ -96,6 +106,7 @@ def plan(
     lengths: torch.Tensor,
     longest: int,
     chosen: int,
+    tile: IndexerTiling | None = None,
 ) -> LaunchPlan:
     """q[sequences, heads, dim] and weight[sequences, heads]; k[slots, page, dim] with k_scale[slots, page] in fp32, of
     which table[sequences, pages] are those of each sequence and lengths[sequences] its keys, `longest` at the most, to
@@ -103,7 +114,7 @@ def plan(
 
     Raises InputError if the head size is no power of two of at least 32, or parts choose too many keys.
     """
-    (sequences, heads, dim), device = q.shape, q.device
+    (sequences, heads, dim), device, tile = q.shape, q.device, tile or IndexerTiling()
     if dim < 32 or dim != pow2(dim):
         raise InputError(f"dim must be a power of two of at least 32; got {dim}")
     part = min(max(pow2(longest), pow2(chosen), 16), max(_PART, 2 * pow2(chosen)))
@@ -114,21 +125,21 @@ def plan(
     best = poisoned(sequences, chosen, dtype=torch.int32, device=device)
     scoring = Launch(
         function=_scores,
-        grid=(cdiv(longest, _KEYS), sequences),
+        grid=(cdiv(longest, tile.keys), sequences),
         arguments={
             "q_ptr": q, "weight_ptr": weight, "k_ptr": k, "scale_ptr": k_scale, "table_ptr": table,
             "length_ptr": lengths, "score_ptr": score, "heads": heads, "longest": longest, "pages": table.shape[1],
-            "PAGE": k.shape[1], "HEADS": max(pow2(heads), 16), "DIM": dim, "BLOCK": _KEYS,
+            "PAGE": k.shape[1], "HEADS": max(pow2(heads), 16), "DIM": dim, "BLOCK": tile.keys,
         },
+        num_warps=tile.num_warps,
     )  # fmt: skip
+    select = partial(_selection, warps=tile.select_warps)
     if parts == 1:
-        return LaunchPlan(
-            launches=(scoring, _selection(score, None, lengths, None, best, part, parts)), outputs=(best,)
-        )
+        return LaunchPlan(launches=(scoring, select(score, None, lengths, None, best, part, parts)), outputs=(best,))
     candidates = poisoned(sequences, parts, chosen, dtype=torch.int32, device=device)
     scores = poisoned(sequences, parts, chosen, dtype=torch.float32, device=device)
-    first = _selection(score, None, lengths, scores, candidates, part, parts)
-    last = _selection(scores.flatten(1), candidates, None, None, best, pow2(parts * chosen), 1)
+    first = select(score, None, lengths, scores, candidates, part, parts)
+    last = select(scores.flatten(1), candidates, None, None, best, pow2(parts * chosen), 1)
     return LaunchPlan(launches=(scoring, first, last), outputs=(best,))
 
 
@@ -140,6 +151,7 @@ def _selection(
     best: torch.Tensor,
     part: int,
     parts: int,
+    warps: int,
 ) -> Launch:
     """The launch from parts of score[sequences, width] to best[sequences, parts, chosen], or without parts."""
     return Launch(
@@ -150,8 +162,19 @@ def _selection(
             "best_ptr": best, "width": score.shape[1], "CHOSEN": best.shape[-1], "CHOSEN_BLOCK": pow2(best.shape[-1]),
             "PART": part,
         },
-        num_warps=max(min(part // 512, 16), 4),
+        num_warps=max(min(part // 512, warps), 4),
     )  # fmt: skip
+
+
+def tilings(target: Target, case: Case) -> tuple[IndexerTiling, ...]:  # noqa: ARG001
+    """Alternatives: fewer and more keys a program, and fewer and more warps."""
+    return (
+        IndexerTiling(keys=64),
+        IndexerTiling(keys=256, num_warps=8),
+        IndexerTiling(num_warps=8),
+        IndexerTiling(select_warps=8),
+        IndexerTiling(select_warps=32),
+    )
 
 
 def reference(
@@ -232,5 +255,6 @@ KERNELS = (
         operators=_operators,
         workload=lambda case: Workload(tuple(Sequences(batch=1, q_len=1, kv_len=kv_len) for kv_len in _lengths(case))),
         min_sm=lambda case: 89,
+        tilings=tilings,
     ),
 )  # fmt: skip

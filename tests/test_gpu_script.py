@@ -53,6 +53,31 @@ def test_script_without_a_gpu_exits_at_once(gpu, monkeypatch):
         gpu.main(["step"])
 
 
+@pytest.mark.slow("waits for the end of a time limit")
+def test_all_parts_share_the_time_and_leave_no_process(gpu, tmp_path, monkeypatch, capfd):
+    """A part that never ends, and a process that it began, are ended; what it printed is kept."""
+    script, folder = tmp_path / "part.py", tmp_path / "all"
+    begun = "import subprocess, sys; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); p.wait()"
+    script.write_text(f"import sys\nprint(*sys.argv[1:], flush=True)\nif 'gemm' in sys.argv:\n    exec({begun!r})\n")
+    monkeypatch.setattr(gpu, "__file__", str(script))
+    monkeypatch.setattr(gpu, "_TRIED", ("gemm", "gemv", "sample"))
+    monkeypatch.setattr(gpu, "_STEPS_S", 6.0)
+    monkeypatch.setattr(gpu, "_LAST_S", 1.0)
+    (tmp_path / "llmviewer.py").write_text("import sys; print(*sys.argv[1:])\n")
+    monkeypatch.chdir(tmp_path)  # where -m looks first
+    assert gpu.everything(0.3, folder) == 1
+    told = [line.split(", ")[0] for line in capfd.readouterr().out.splitlines()]
+    names = ("check", "compile", "measure", "step")
+    assert told == [*(f"{name}: ended by 0" for name in names), "time_gemm: took too long"]
+    *command, minutes, _, _ = (folder / "measure.txt").read_text().split()
+    assert command == ["measure", "--no-tune", "--minutes"]
+    assert 0.05 <= float(minutes) <= 0.2
+    first, pid = (folder / "time_gemm.txt").read_text().splitlines()
+    assert first == "time gemm"
+    assert (folder / "step.txt").read_text() == "step\n"
+    assert not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 IN_TURN = "the fastest of each, in turn, the median of 3:"
 
 

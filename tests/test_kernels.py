@@ -15,13 +15,31 @@ from llmviewer import kernels
 from llmviewer.errors import InputError
 from llmviewer.kernels import kernel_names, load_kernel
 
-from .kernel_checks import cases, check, counted, first_is_fast, named
+from .kernel_checks import NEW, cases, check, counted, equals_reference, first_is_fast, named, run_of
 from .kernel_counts import COUNTS
+
+# Kernels whose alternatives no other file tests.
+TILED = ("norm_quantize", "rms_norm", "permute", "combine", "sparse_indexer", "mamba2_scan", "gated_delta_scan")
 
 
 @pytest.mark.parametrize(("name", "one"), first_is_fast(cases()), ids=named)
 def test_kernel_output_equals_its_reference(name, one, monkeypatch):
     check(name, one, monkeypatch)
+
+
+@pytest.mark.parametrize("name", TILED, ids=named)
+@pytest.mark.slow("several tilings in Triton's interpreter")
+def test_alternative_tilings_give_what_the_reference_does(name, monkeypatch):
+    kernel = load_kernel(name)
+    one = max(kernel.cases, key=lambda case: len(kernel.tilings(NEW, case)))
+    tilings = kernel.tilings(NEW, one)
+    assert len(set(tilings)) == len(tilings) > 0
+    inputs = kernel.make(one, "cpu", 0)
+    plans = [kernel.plan(NEW, **inputs, tile=tiling) for tiling in tilings]
+    for plan in {
+        repr(run_of(plan)): plan for plan in plans
+    }.values():  # warps and stages are nothing to the interpreter
+        equals_reference(kernel, one, plan, kernel.reference(**inputs), monkeypatch)
 
 
 @pytest.mark.parametrize(("name", "one", "wanted"), COUNTS, ids=named)

@@ -153,7 +153,7 @@ def test_layer_has_the_minimal_number_of_launches():
     end = ["_norm", "_tiled", "_best"]
     dense = ["_tiled", "_activate", "_tiled"]
     assert functions("llama-3.1-8b", 64) == ["_embedding", *mixer, *dense, *end]
-    experts = ["_tiled", "_route", "_place", "_grouped", "_grouped", "_combine"]
+    experts = ["_tiled", "_route", "_place_few", "_grouped", "_grouped", "_combine"]
     assert functions("mixtral-8x7b", 64) == ["_embedding", *mixer, *experts, *end]
     # One sequence: products of one row, and its keys in parts, which the last program to be done puts together.
     alone = functions("llama-3.1-8b", 1)

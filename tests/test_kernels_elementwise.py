@@ -9,6 +9,7 @@ from torch.nn import functional  # noqa: E402
 
 from llmviewer.errors import InputError  # noqa: E402
 from llmviewer.kernels import load_kernel, rope  # noqa: E402
+from llmviewer.kernels import permute as permutation  # noqa: E402
 
 from .kernel_checks import cases, moved, named  # noqa: E402
 
@@ -35,16 +36,19 @@ def test_each_group_of_a_norm_has_its_largest_code():
         kernel.run(x=x, weight=weight, group=96, dtype=torch.int8)
 
 
-def test_tokens_come_back_from_their_experts():
-    """Tokens of 1,300 pairs in five parts: sums of copies with weights of a half are the tokens."""
+@pytest.mark.parametrize("most", [16384, 100])
+def test_tokens_come_back_from_their_experts(most, monkeypatch):
+    """260 pairs, sorted by a program for each expert, and by programs for parts of them: half of each of two copies."""
+    monkeypatch.setattr(permutation, "_MAX_FEW", most)
+    monkeypatch.setattr(permutation, "_MAX_PARTS", 5)
     permute, combine = load_kernel("permute"), load_kernel("combine")
-    x, experts = torch.randn(650, 16), 7
-    expert = torch.rand(650, experts).topk(2, 1).indices.to(torch.int32)
+    x, experts = torch.randn(130, 16), 7
+    expert = torch.rand(130, experts).topk(2, 1).indices.to(torch.int32)
     copies, place, end = permute.run(x=x, expert=expert, experts=experts)
     assert end.tolist() == [int((expert <= number).sum()) for number in range(experts)]
     of_expert = copies[end[2] : end[3]]
     assert torch.equal(of_expert, x[(expert == 3).any(1)])
-    (back,) = combine.run(x=copies, place=place.view(650, 2), weight=torch.full((650, 2), 0.5))
+    (back,) = combine.run(x=copies, place=place.view(130, 2), weight=torch.full((130, 2), 0.5))
     torch.testing.assert_close(back, x)
 
 

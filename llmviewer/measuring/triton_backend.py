@@ -90,11 +90,15 @@ class _KernelPart:
 
 def parts(problem: Problem) -> tuple[_KernelPart, ...]:
     """The kernels that solve a problem, one after another; empty if there are none."""
+    sizes = dict(problem.sizes)
+    if problem.moved:
+        own_sizes = {name.removeprefix("size_"): size for name, size in sizes.items() if name.startswith("size_")}
+        return (_KernelPart(problem.op, problem.dtype, own_sizes),)
     if problem.family == "gemm":
-        return tuple(_gemm(problem.dtype, dict(problem.sizes)))
+        return tuple(_gemm(problem.dtype, sizes))
     if problem.dtype not in ("bf16", "fp16"):
         return ()
-    return tuple(_others(problem, dict(problem.sizes)))
+    return tuple(_others(problem, sizes))
 
 
 def _gemm(dtype: str, sizes: Mapping[str, int]) -> Iterator[_KernelPart]:
@@ -118,9 +122,6 @@ def _others(problem: Problem, sizes: Mapping[str, int]) -> Iterator[_KernelPart]
         yield _KernelPart("fused_moe", problem.dtype, tokens | experts)
     elif problem.family.startswith("attention"):
         yield from _attention(problem, sizes)
-    elif problem.moved:
-        kernel_sizes = {name.removeprefix("size_"): size for name, size in sizes.items() if name.startswith("size_")}
-        yield _KernelPart(problem.op, problem.dtype, kernel_sizes)
     elif problem.op in _ELEMENTWISE:
         name, arguments = _ELEMENTWISE[problem.op]
         yield _KernelPart(name, "fp8_e4m3" if name in _EIGHT_BITS else problem.dtype, arguments(sizes))
@@ -172,7 +173,7 @@ class TritonBackend:
         is_included = {name for name, _ in (*_ELEMENTWISE.values(), *_SCANS.values())}
         kernels = (load_kernel(name) for name in kernel_names() if name not in is_included)
         others = (kernel for kernel in kernels if kernel.family not in _OF_MODELS)
-        return [_is_shaped_by_models(kernel, case) for kernel in others for case in kernel.full_size]
+        return [own_problem(kernel, case) for kernel in others for case in kernel.full_size]
 
     def kernels(self, problem: Problem) -> Sequence[str]:
         kernel_parts = [load_kernel(part.kernel) for part in parts(problem) if part.kernel in kernel_names()]
@@ -240,7 +241,8 @@ class TritonBackend:
         return all(bool(piece.float().isfinite().all()) for piece in pieces)
 
 
-def _is_shaped_by_models(kernel: Kernel, case: Case) -> Problem:
+def own_problem(kernel: Kernel, case: Case) -> Problem:
+    """A case of a kernel as a problem, which no model gives."""
     rows = next((case[name] for name in _ROWS if case.get(name)), 1)
     moved = int(kernel.nbytes(case))
     sizes = {"rows": rows, "cols": moved // rows} | {f"size_{name}": size for name, size in case.sizes}

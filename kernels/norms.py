@@ -97,8 +97,8 @@ def tilings(target: Target, case: Case) -> tuple[NormTiling, ...]:  # noqa: ARG0
     """Alternatives: half and twice the warps, and a row alone."""
     rule = tiling(case["M"], case["N"])
     warps = [n for n in (rule.num_warps // 2, 2 * rule.num_warps) if 1 <= n <= _MAX_WARPS]
-    alone = NormTiling(1, max(rule.num_warps // rule.rows, 1))
-    return (*(replace(rule, num_warps=n) for n in warps), *((alone,) if rule.rows > 1 else ()))
+    single_row = NormTiling(1, max(rule.num_warps // rule.rows, 1))
+    return (*(replace(rule, num_warps=n) for n in warps), *((single_row,) if rule.rows > 1 else ()))
 
 
 def reference(

@@ -137,8 +137,7 @@ def _speed(phase, layout, batch, length, skew):
 
 def test_redundant_expert_speedup_matches_sglang_at_one_skew():
     """lmsys.org/blog, 2025-05-05-large-scale-ep: 1.49 times as fast in prefills on 32 devices, 2.54 times in decode
-    steps on 72, of which 256 experts without copies fill 64. The skew is chosen for the former. In the latter copies
-    then help less than measured: 2.02 times, a miss of 20 %.
+    steps on 72, of which 256 experts without copies fill 64. The skew is chosen for the former.
     """
     prefill = [parse_layout(f"dp=32 ep=32 {more} two-batch-overlap") for more in ("", "redundant-experts=32")]
     without, copied = (_speed("prefill", layout, 4, 4096, 0.53) for layout in prefill)
@@ -146,7 +145,7 @@ def test_redundant_expert_speedup_matches_sglang_at_one_skew():
     ways = {"collective": Algorithm.RING, "two_batch_overlap": True}
     decode = [replace(Layout(dp=n, ep=n, redundant_experts=r), **ways) for n, r in ((64, 0), (72, 32))]
     without, copied = (_speed("decode", layout, 256, 2000, 0.53) for layout in decode)
-    assert copied / without == pytest.approx(0.8 * 2.54, rel=0.02)
+    assert copied / without == pytest.approx(2.54, rel=0.04)
 
 
 # What a user sees.

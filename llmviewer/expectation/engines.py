@@ -302,6 +302,7 @@ class Engine:
     experts_option    option of its server that chooses the kernel of experts; "" if unknown
     limited_products  data type of products that leave the cores of collectives free in whole prefills with two-batch
               overlap; "" for none
+    has_staged_steps  whether halves of a batch that overlap take turns in fixed stages in steps without prefills
     row       row of the table; None if it has none
     options   options with which its server starts
     keeps_within_context  whether it refuses a max_model_len beyond the longest context of the model
@@ -324,6 +325,7 @@ class Engine:
     launching: LaunchRules = PLAIN
     experts_option: str = ""
     limited_products: str = ""
+    has_staged_steps: bool = False
     row: Row | None = None
     options: ServerOptions = AS_SHIPPED
     keeps_within_context: bool = False
@@ -444,7 +446,7 @@ def _read(name: str, version: str) -> Engine:
             has_cache_writes=_plain(file.section("cache"), "has_writes", default=False) if file.has("cache") else False,
         ),
         row=_row(file.section("row")) if file.has("row") else None,
-        limited_products=_plain(file.section("overlap"), "products") if file.has("overlap") else "",
+        **(_overlap(file.section("overlap")) if file.has("overlap") else {}),
         **(_stated(file.section("cache"), ("block",)) if file.has("cache") else {}),
         **(_stated(file.section("limits"), _LIMITS) if file.has("limits") else {}),
     )  # fmt: skip
@@ -484,6 +486,13 @@ def _check_section(part: Section, keys: Iterable[str]) -> None:
         _check_section(reserve, (*_RESERVED, "least_tokens", "large_batch", "graphs"))
         for graphs in reserve.sections("graphs"):
             _check_section(graphs, ("from", "few", "several"))
+
+
+def _overlap(part: Section) -> dict[str, Any]:
+    return {
+        "limited_products": _plain(part, "products"),
+        "has_staged_steps": _plain(part, "staged_steps", default=False),
+    }
 
 
 def _host(part: Section) -> Host:
@@ -539,7 +548,7 @@ _SECTION_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "frontend": ("request", "token", "response", "ahead"),
     "schedulers": ("policy", "from", "but", "max_num_seqs", "lockstep_policy"), "cache": ("block", "has_writes"),
     "memory": ("of", "pool", "reserve", *_SIZES, *_PLAIN_RULES), "row": ("tokens_per_s", "fitted"), "limits": _LIMITS,
-    "overlap": ("products",),
+    "overlap": ("products", "staged_steps"),
     "fused": ("operators", "products", "all_reduce_of", "on", "experts_only", "max_tokens", "max_bytes"),
 }  # fmt: skip
 

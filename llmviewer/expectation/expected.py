@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial, reduce
+from itertools import groupby
 from typing import Final
 
 import numpy as np
 
 from ..forms import Num
+from ..operators.attention import Attention
+from ..operators.collectives import AllToAll
 from ..records import frozen
 from ..roofline import Lane, OperatorEstimate, PlannedOperator, lane, overlapping, pipelined_s
 from .engines import IDLE, Host
@@ -25,6 +28,7 @@ from .transfer import Expectation
 
 _LATENCY_SHARE: Final = 0.5  # share of the expected time from which fixed costs dominate
 _MIN_SOURCE_SHARE: Final = 0.01
+_EXCHANGES: Final = 2  # of tokens with their experts in a layer
 LATENCY: Final = "latency"  # a regime besides those that resources limit
 
 
@@ -139,11 +143,16 @@ class ExpectedLaunch:
 
 @frozen(kw_only=True)
 class ExpectedPass:
-    """Expected times of all operators of a pass, in order; `host` adds the host time of the engine."""
+    """Expected times of all operators of a pass, in order; `host` adds the host time of the engine.
+
+    staged  workloads in which halves of a batch that overlap take turns in fixed stages: a dispatch to experts travels
+            while the other half is between experts and attention, and their results while it is in attention
+    """
 
     operators: tuple[OperatorEstimate | PlannedOperator, ...]
     launches: tuple[ExpectedLaunch, ...]
     host: Host = IDLE
+    staged: Num = False
 
     @cached_property
     def total(self) -> Interval:
@@ -170,8 +179,15 @@ class ExpectedPass:
     @cached_property
     def core_time_s(self) -> Num:
         """Time by which computation is longer where collectives overlap with it: their core time, as time of all cores,
-        but not beside products that leave those cores free, which take longer by themselves. [s]
+        but not beside products that leave those cores free, which take longer by themselves; and waits for them. [s]
         """
+        if len(self._lanes) == 1 or not np.any(self.staged):
+            return self._occupied_s
+        return self._occupied_s + np.where(self.staged, self._waiting_s, 0.0)
+
+    @property
+    def _occupied_s(self) -> Num:
+        """Time of computation that the cores of overlapping collectives take. [s]"""
         rows = [(row.operator, row.block.repeat, one) for row, one in zip(self.operators, self.launches, strict=True)]
         shared_s: Num = sum((count * one.core_time_s for op, count, one in rows if op.overlapped), start=np.zeros(1))
         products = [(count, one) for _, count, one in rows if np.any(one.slowdown_s)]
@@ -182,6 +198,30 @@ class ExpectedPass:
         computing_s: Num = sum((count * one.expected for op, count, one in rows if not op.overlapped), start=slowdown_s)
         others_share = np.where(np.greater(slowdown_s, 0), 1 - np.divide(products_s, computing_s), 1.0)
         return slowdown_s + shared_s * others_share
+
+    @property
+    def _waiting_s(self) -> Num:
+        """Time for which one half waits for its tokens in stages that the other half does not fill. [s]"""
+        waiting_s: Num = np.zeros(1)
+        rows = list(zip(self.operators, self.launches, strict=True))
+        for _, layer in groupby(rows, key=lambda row: id(row[0].block)):
+            layer_rows = list(layer)
+            sends = [place for place, (row, _) in enumerate(layer_rows) if _is_overlapping_exchange(row)]
+            attention = [place for place, (row, _) in enumerate(layer_rows) if isinstance(row.operator, Attention)]
+            if len(sends) != _EXCHANGES or not attention:
+                continue
+            dispatch, collect = sends
+            computing = [
+                (place, one.expected) for place, (row, one) in enumerate(layer_rows) if not row.operator.overlapped
+            ]
+            in_attention_s = sum((time for place, time in computing if attention[0] <= place < dispatch), np.zeros(1))
+            between_s = sum(
+                (time for place, time in computing if not attention[0] <= place < collect), start=np.zeros(1)
+            )
+            traveling_s = [layer_rows[place][1].expected - layer_rows[place][1].core_time_s for place in sends]
+            for travels, computed in zip(traveling_s, (between_s, in_attention_s), strict=True):
+                waiting_s = waiting_s + layer_rows[0][0].block.repeat * np.maximum(travels - computed, 0)
+        return waiting_s
 
     @cached_property
     def _lanes(self) -> dict[Lane, list[int]]:
@@ -286,6 +326,10 @@ class ExpectedPass:
                 )
         below, above = (np.sqrt(sum((side[i] ** 2 for side in deviations.values()), start=0.0)) for i in (0, 1))
         return Interval(expected=expected, low=expected - below, high=expected + above)
+
+
+def _is_overlapping_exchange(row: OperatorEstimate | PlannedOperator) -> bool:
+    return isinstance(row.operator, AllToAll) and row.operator.overlapped
 
 
 def _without_versions(source: str) -> str:

@@ -112,6 +112,7 @@ class Kernels(KernelTimes):
         super().__init__(hardware, library, profiles)
         self.host = engine.host if engine else IDLE
         self.limited_products = engine.limited_products if engine else ""
+        self.has_staged_steps = bool(engine and engine.has_staged_steps)
         self._launching = engine.launching if engine else PLAIN
         self.cpu = host
         self.factor = engine.kernels if engine else 1.0
@@ -137,6 +138,7 @@ class Kernels(KernelTimes):
             per_query=device is not None and matrix_instructions(device) == "blackwell",
             cores=device.cores if device else np.nan,
             factor=self.factor, host=self.host, limited_products=self.limited_products, reason=self.reason,
+            staged=self.has_staged_steps,
         )  # fmt: skip
 
     @cached_property
@@ -241,6 +243,7 @@ class Launcher:
     cores      of the device; nan if its kernels cannot be modelled
     factor     of the engine, on the times of kernels
     limited_products  data type of the engine's products that leave the cores of overlapping collectives free
+    staged     whether overlapping halves of a batch take turns in fixed stages in steps without prefills
     reason     the reason for which a kernel is unknown
     """
 
@@ -249,6 +252,7 @@ class Launcher:
     factor: float
     host: Host
     limited_products: str
+    staged: bool
     reason: Callable[[LibraryKernel], str]
 
     def launch_all(self, one: PassLaunches, times: Iterator[ExpectedLaunch | None]) -> ExpectedPass:
@@ -266,7 +270,8 @@ class Launcher:
                     launches[place] = share
         expected_launches = tuple(launch for launch in launches if launch is not None)
         host = self.host.of_step(prefills=one.prefills)
-        return ExpectedPass(operators=tuple(one.operators), launches=expected_launches, host=host)
+        staged = np.logical_not(one.prefilling) if self.staged else False
+        return ExpectedPass(operators=tuple(one.operators), launches=expected_launches, host=host, staged=staged)
 
     def _slowdown(self, one: PassLaunches) -> Num:
         """Share by which products take longer that leave the cores of overlapping collectives free."""

@@ -15,7 +15,8 @@ from ..devices.hardware import Hardware
 from ..parallel.layout import Layout
 from ..records import frozen
 from ..units import counted, fold, seconds, si
-from .load import Grid, Load, StepTimes
+from .fleet_times import StepTimes
+from .load import Grid, Load
 from .outcome import Goals, percentile_name
 from .replicas import Replicas
 

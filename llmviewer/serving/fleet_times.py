@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
+from math import nan
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..comparing.fleet import Fleet, device_estimates, rows_of
 from ..devices.hardware import Hardware
@@ -22,11 +24,12 @@ from ..records import frozen
 from ..roofline import OperatorEstimate, PlannedOperator
 from ..techniques import Drafter
 from ..workload import Spans, Workload
-from .load import Grid, Load, StepTimes
+from .load import Grid, Load
 from .stages import inside_experts
 from .step_times import decoding_group
 
 _MAX_HELD_TIMES: Final = 1 << 22  # distinct times of operators, of all devices, that are expected together: 32 MiB
+_BY_DEVICE: Final = ("single_prefill", "packed_prefill", "serial_prefill", "step", "unmodelled")
 Key = tuple[Layout, str]  # a layout, and the name of a device
 
 
@@ -44,6 +47,70 @@ class MemoryNeeds(NamedTuple):
         """Minimum memory for any passes of the load. [B]"""
         both_bytes = float(np.min(self.prefill_and_decode))
         return min(both_bytes, float(np.min(self.decode_only)), self.prefill_only) if load.disaggregated else both_bytes
+
+
+@frozen(kw_only=True)
+class StepTimes:
+    """Times of steps, [device]; of decode steps, [device, batch]. [s]
+
+    A lane is a running batch: that of a rank or, in a pipeline, of one of its micro-batches.
+
+    single_prefill  a step in which one lane prefills one prompt
+    packed_prefill  of each prompt, in a step with as many as it takes
+    serial_prefill  of each prompt, where lanes prefill one at a time and no sequence decodes
+    step            a step that only decodes
+    unmodelled      share of decode steps for which only a bound is known
+    ranks           of a copy that wait for each other in every step, each with its own sequences
+    micro_batches   micro-batches of each rank in a pipeline
+    rank_sets       sets of such ranks in a copy
+    max_prompts     maximum prompts of one step of all these lanes
+    """
+
+    single_prefill: Grid
+    packed_prefill: Grid
+    serial_prefill: Grid
+    step: Grid
+    unmodelled: Grid
+    ranks: int
+    micro_batches: int
+    rank_sets: int
+    max_prompts: int
+
+    @classmethod
+    def unknown(
+        cls, devices: int, batches: int, *, ranks: int, micro_batches: int, rank_sets: int, max_prompts: int
+    ) -> StepTimes:
+        """Times to be filled in.
+
+        max_prompts  maximum prompts of one step of a lane
+        """
+        single_prefill, packed_prefill, serial_prefill, unmodelled = np.full((4, devices), nan)
+        return cls(
+            single_prefill=single_prefill, packed_prefill=packed_prefill, serial_prefill=serial_prefill,
+            step=np.full((devices, batches), nan), unmodelled=unmodelled, ranks=ranks, micro_batches=micro_batches,
+            rank_sets=rank_sets, max_prompts=ranks * micro_batches * max_prompts,
+        )  # fmt: skip
+
+    @property
+    def lanes(self) -> int:
+        return self.ranks * self.micro_batches
+
+    @property
+    def writing(self) -> StepTimes:
+        """The same with prefills on other devices: all steps only decode, and no lane waits for another's prefill."""
+        zeros = np.zeros(self.single_prefill.shape)
+        return replace(
+            self,
+            single_prefill=zeros,
+            packed_prefill=zeros,
+            serial_prefill=zeros,
+            ranks=1,
+            micro_batches=1,
+            max_prompts=1,
+        )
+
+    def only(self, rows: Sequence[int] | npt.NDArray[np.intp]) -> StepTimes:
+        return replace(self, **{name: getattr(self, name)[list(rows)] for name in _BY_DEVICE})
 
 
 class FleetRun(NamedTuple):

@@ -189,4 +189,4 @@ def waiting(utilization: Num, servers: Num, percentile: float | None = None) -> 
     share = np.asarray(utilization ** (np.sqrt(2 * (servers + 1)) - 1))
     if percentile is None:
         return share
-    return np.maximum(np.log(np.maximum(share, _MIN_SHARE)) - log(1 - percentile / 100), 0)
+    return np.asarray(np.maximum(np.log(np.maximum(share, _MIN_SHARE)) - log(1 - percentile / 100), 0))

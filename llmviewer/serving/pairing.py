@@ -24,9 +24,9 @@ from ..parameters import KvLink
 from ..records import frozen
 from ..units import fold, si
 from .candidates import Candidate, PrefillWorkers, time_reason
-from .fleet_times import Key, Placement
+from .fleet_times import Key, Placement, StepTimes
 from .flow import waiting
-from .load import Grid, Load, StepTimes
+from .load import Grid, Load
 
 _MAX_PAIRS: Final = 1 << 20  # pairs that are evaluated together
 _BISECTIONS: Final = 40  # halvings of the interval of rates

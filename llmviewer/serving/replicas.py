@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from ..records import frozen
 from .demand import Prompts
+from .fleet_times import StepTimes
 from .flow import Flow
-from .load import POLICY, Grid, Load, StepTimes
+from .load import POLICY, Grid, Load
 from .policy import POLICIES
 
 _DEVIATIONS: Final = 3.09  # a normal variable is less than this above its mean 99.9 % of the time

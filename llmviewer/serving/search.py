@@ -19,8 +19,8 @@ from ..records import frozen
 from ..server_memory import server_of
 from ..setting import Setting
 from .candidates import Candidate, evaluated
-from .fleet_times import Key, Placement, expected
-from .load import Grid, Load, StepTimes
+from .fleet_times import Key, Placement, StepTimes, expected
+from .load import Grid, Load
 from .pairing import Pairing, PrefillWorker, paired_candidates
 from .placement import Excluded, placements
 from .prefill_pool import moved_bytes

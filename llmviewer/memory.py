@@ -271,7 +271,7 @@ def _largest_of(forms: tuple[Form, ...], workload: Workload) -> Num:
     return reduce(np.maximum, (evaluate(form, workload) for form in forms))
 
 
-def _largest(fits: Callable[[Num], Num], fan: int = 64) -> int | None:
+def _largest(fits: Callable[[Num], Num], fan: int = 1024) -> int | None:
     """The largest whole number from 1 that `fits`, a monotonic predicate; 0 if none does, None if all do.
 
     `fan` numbers are tested at a time.

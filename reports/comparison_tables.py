@@ -31,6 +31,7 @@ def tables(comparison: Comparison) -> list[Table]:
     cells = comparison.runnable
     phases = [phase for phase in ("prefill", "decode") if any(phase in cell.passes for cell in cells)]
     fitting = [cell for cell in cells if cell.fits.any()]
+    comparison.expect_together(fitting)
     ranked = expectations(comparison, sorted(fitting, key=_latency_s) if not comparison.bound else fitting)
     ranked = replace(ranked, title=f"{ranked.title}, the shortest latency first")
     all_tables = [_too_large(comparison), ranked, _times(comparison), _largest(comparison)]

@@ -207,9 +207,10 @@ def check_library(name: str, profiles: Sequence[Profile] = ()) -> str:
 
     Raises InputError, with the nearest names, if it is not.
     """
-    libraries = sorted({fit.implementation.library for fit in index().fits} | {profile.library for profile in profiles})
-    if name and name not in libraries:
-        raise InputError(f"no kernels of a library {name!r} were measured; {suggest(name, libraries)}")
+    if name:
+        libraries = {fit.implementation.library for fit in index().fits} | {profile.library for profile in profiles}
+        if name not in libraries:
+            raise InputError(f"no kernels of a library {name!r} were measured; {suggest(name, sorted(libraries))}")
     return name
 
 

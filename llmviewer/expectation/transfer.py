@@ -299,7 +299,10 @@ def _nearest(fits: Sequence[KernelFit], device: Device, implementation: Implemen
     reliable = [
         fit for fit in fits if has_enough_rows(fit) or _reliable_on_few_rows(fit, device, implementation)
     ] or fits
-    measured = [(_distance(fit, device, implementation), fit) for fit in reliable]
+    computes = FAMILIES[fits[0].family].multiplies_matrices
+    sources = {fit.device for fit in reliable}
+    distances = {name: device_distance(device_traits(name), device, computes=computes) for name in sources}
+    measured = [(_distance(fit, device, implementation, distances[fit.device]), fit) for fit in reliable]
     best: dict[tuple[str, str], tuple[tuple[float, ...], KernelFit]] = {}
     for distance, fit in sorted(measured, key=lambda one: (*one[0], -one[1].rows)):
         best.setdefault((fit.device, fit.implementation.library), (distance, fit))
@@ -340,13 +343,15 @@ def _parameter_count(family: str, variant: str) -> int:
     return len(FAMILIES[family].parameters_of(variant))
 
 
-def _distance(fit: KernelFit, device: Device, implementation: Implementation) -> tuple[float, ...]:
-    """Distance of a fit, the most important term first. For kernels written for matrix instructions, a kernel in the
-    same ones is nearest, whatever memory it was measured with. On a sibling device, a fit of another kernel of this
-    library ranks no better than another library's.
+def _distance(
+    fit: KernelFit, device: Device, implementation: Implementation, between_devices: tuple[int, ...]
+) -> tuple[float, ...]:
+    """Distance of a fit, the most important term first, from the device_distance() of its device. For kernels written
+    for matrix instructions, a kernel in the same ones is nearest, whatever memory it was measured with. On a sibling
+    device, a fit of another kernel of this library ranks no better than another library's.
     """
     other, family = device_traits(fit.device), FAMILIES[fit.family]
-    vendor, *near = device_distance(other, device, computes=family.multiplies_matrices)
+    vendor, *near = between_devices
     if not family.generation_dependent:
         memory = int(other.stacked != device.stacked)
         return (
@@ -367,7 +372,7 @@ def _distance(fit: KernelFit, device: Device, implementation: Implementation) ->
     )
     untuned = kernel and fit.variant in family.untuned_variants
     other_memory, generations = near
-    if _same_architecture(fit, device) or not family.multiplies_matrices:
+    if max(between_devices) <= 0 or not family.multiplies_matrices:
         itself = not kernel and (not library or family.library_independent)
         elsewhere = not itself or not is_sibling(fit, device)
         unlike = library + kernel + untuned + _unlike_algorithms(fit, implementation)

@@ -180,6 +180,18 @@ def test_manifests_start_the_same_server(engine):
     assert "&id" not in command.written("kubernetes")
 
 
+def test_a_server_that_keeps_its_cache_says_so():
+    """mlx_lm.server has no --kv-bits (github.com/ml-explore/mlx-lm/issues/1043)."""
+    for engine, device, quant, told in (
+        ("mlx", "m4-max", "W4A16g64KV8g64z16", True),
+        ("mlx", "m4-max", "W4A16g64", False),
+        ("vllm", "h100-sxm", "KVfp8", False),
+    ):
+        setting = Setting.of("qwen3-8b", device, quant=quant)
+        unsupported = launch_command(setting, sequences=1, tokens=99, engine=engine).unsupported
+        assert any(part.startswith("a KV cache in ") for part in unsupported) is told
+
+
 def test_an_engine_without_an_image_has_no_manifest():
     command = launch_command(Setting.of("qwen3-8b", "m4-max", quant="W4A16g64"), sequences=1, tokens=99, engine="mlx")
     with pytest.raises(InputError, match=r"^emit: mlx has no container image"):

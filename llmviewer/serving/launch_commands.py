@@ -34,6 +34,7 @@ _EAGLE_3: Final = 3
 _PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {"integer": int, "number": float, "json": json.loads}
 _LENGTHS: Final = frozenset({"max_model_len", "all_tokens"})  # quantities of options that set the longest request
 _NUMBERS: Final = frozenset({"max_num_seqs", "all_seqs"})  # and the running sequences
+_CACHE: Final = "kv_cache"  # the format of the cache
 _WEIGHTS: Final = "weights"  # the quantity that is a property of a checkpoint where no option sets it
 
 
@@ -299,6 +300,8 @@ def launch_command(setting: Setting, *, sequences: int, tokens: int, engine: str
     typed_weights = any(server.flags[option.name].fact == _WEIGHTS for option in options)
     if (weights := facts.value(_WEIGHTS)) and not typed_weights:
         unsupported.append(f"weights in {weights}: the model must be a checkpoint in that format")
+    if (cache := facts.value(_CACHE)) and _CACHE not in flag_facts:
+        unsupported.append(f"a KV cache in {cache}: the server keeps it as the model computes it")
     unsupported += [
         f"{name}={value}" for name in ("pp", "cp") if name not in flag_facts and (value := facts.value(name)) > 1
     ]
@@ -362,7 +365,7 @@ class _CommandFacts:
             "expert_parallel": layout.ep > 1, "data_parallel": layout.dp > 1,
             "redundant_experts": layout.redundant_experts, "balanced_experts": layout.redundant_experts > 0,
             "two_batch_overlap": layout.two_batch_overlap, _WEIGHTS: None if mixture else cls._weights_text(setting),
-            "kv_cache": cache.name if cache else None, "max_model_len": length, "max_num_seqs": running,
+            _CACHE: cache.name if cache else None, "max_model_len": length, "max_num_seqs": running,
             "all_seqs": running * layout.dp, "all_tokens": running * length,
             "max_num_batched_tokens": policy.budget if ":" in scheduler.policy else None,
             "chunked_prefill": policy.cuts or any(one.name == "chunked-prefill" for one in setting.techniques),

@@ -9,13 +9,13 @@ python benchmarks/gpu.py all MINUTES FOLDER
 Without a name the first three parts, in turn. Where llmviewer is not installed, PYTHONPATH=. from its checkout.
 
 Checks every case of every kernel against its reference, in bf16 and at larger sizes as well, for which Triton's
-interpreter is no use; takes decode steps of whole models as graphs; then times, for a few sizes of Llama 3.1 8B, the
-rule's tiling and all that tuning tries, beside torch and the bandwidth of a copy. `time KERNEL` does so for the
-full-size cases of a kernel. `compile` fills Triton's cache with the launches of `llmviewer measure`, so that none of
-its minutes go to compilers. `all` is for a GPU lent for some minutes: check and compile at once, `llmviewer measure
---no-tune`, the steps, and as many kernels whose tilings are to be tried as there is time for, with all that they print
-and the rows in a folder. Each part is a process of its own with a time limit: a launch that breaks the GPU or never
-ends takes that only, and what was found before it is printed.
+interpreter is no use, and these in tilings that are to be tried; takes decode steps of whole models as graphs; then
+times, for a few sizes of Llama 3.1 8B, the rule's tiling and all that tuning tries, beside torch and the bandwidth of a
+copy. `time KERNEL` does so for the full-size cases of a kernel. `compile` fills Triton's cache with the launches of
+`llmviewer measure`, so that none of its minutes go to compilers. `all` is for a GPU lent for some minutes: check and
+compile at once, `llmviewer measure --no-tune`, the steps, and as many kernels whose tilings are to be tried as there is
+time for, with all that they print and the rows in a folder. Each part is a process of its own with a time limit: a
+launch that breaks the GPU or never ends takes that only, and what was found before it is printed.
 """
 
 from __future__ import annotations
@@ -89,15 +89,23 @@ _LARGER = {  # tiles of full size whose loops go round their stages more than on
     ],
     "mamba2_scan": [case("bf16", B=2, T=700, heads=16, dim=80, state=128, groups=2)],
     "gated_delta_scan": [case("bf16", B=2, T=700, heads=8, key_heads=4, key_dim=128, dim=128)],
-    "flash_attention": [case("bf16", B=2, heads=4, kv_heads=2, dim=128, q=1000, kv=1300, ragged=90)],
-    "decode_attention": [case("bf16", B=2, heads=8, kv_heads=2, dim=128, kv=5000, page=64, ragged=900)],
-    "mla_decode": [case("bf16", B=2, heads=128, latent=512, rope=64, kv=3000, page=64)],
     "gemm_w4a16": [case("bf16", M=300, N=4104, K=1152, group=128, dequantized=1)],
     "gemm_w8a16": [case("bf16", M=300, N=4104, K=1152, dequantized=1)],
     "gemm_mxfp4": [case("bf16", M=300, N=4104, K=1152, dequantized=1)],
     "rope_cache": [case("bf16", B=600, heads=32, kv_heads=8, dim=128, kv=50, page=16, norm=norm) for norm in (0, 1)],
     "argmax": [case("bf16", rows=64, vocab=128256)],
     "sample": [case(dtype, rows=64, vocab=128256, k=50, percent=90) for dtype in ("bf16", "fp32")],
+    "flash_attention": [
+        case("bf16", B=2, heads=4, kv_heads=2, dim=128, q=1000, kv=1300, ragged=90),
+        case("bf16", B=2, heads=4, kv_heads=2, dim=64, q=1000, kv=1300, ragged=90, window=300),
+        case("bf16", B=2, heads=4, kv_heads=2, dim=256, q=900, kv=900, ragged=90),
+    ],
+    "decode_attention": [
+        case("bf16", B=2, heads=8, kv_heads=2, dim=128, kv=5000, page=64, ragged=900, **bits)
+        for bits in ({}, {"kv_bits": 8}, {"kv_bits": 4, "group": 64})
+    ]
+    + [case("bf16", B=1, heads=8, kv_heads=4, dim=256, kv=20000, page=64, kv_bits=8)],
+    "mla_decode": [case("bf16", B=2, heads=heads, latent=512, rope=64, kv=3000, page=64) for heads in (16, 128)],
 }
 _TIMED = (  # one of each goal of docs/measuring.md first
     {"family": "gemm", "dtype": "bf16", "M": 8192, "N": 14336, "K": 4096},
@@ -120,8 +128,8 @@ _TIMED = (  # one of each goal of docs/measuring.md first
 
 
 def check(name: str) -> Iterator[str]:
-    """Yields the errors of a kernel, case by case, with the case most likely to hang last. The current case goes to
-    stderr, in case the kernel hangs.
+    """Yields the errors of a kernel, case by case, with the case most likely to hang last; larger cases also in
+    tilings that are to be tried. The current case goes to stderr, in case the kernel hangs.
     """
     import torch
 
@@ -132,7 +140,8 @@ def check(name: str) -> Iterator[str]:
     for one in sorted(able, key=lambda one: one.get("specialized")):
         print(one, file=sys.stderr, flush=True)
         try:
-            check_case(kernel, one, "cuda", GpuClock())
+            tilings = kernel.tilings(target, one) if name in _TRIED and one in _LARGER.get(name, []) else ()
+            check_case(kernel, one, "cuda", GpuClock(), tilings)
         except LaunchError as error:
             yield str(error)
         except Exception as error:  # the others are checked, too
@@ -176,7 +185,7 @@ def compiled(number: int) -> Iterator[str]:
         except InputError:  # a size that the kernel refuses, as measuring says
             continue
         for launch in launches:
-            key = repr((launch.function, launch.signature(), launch.num_warps, launch.num_stages))
+            key = repr((launch.function, launch.signature(), launch.options))
             place = len(found)
             found.add(key)
             if len(found) > place and place % _NUM_PROCESSES == number:

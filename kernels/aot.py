@@ -91,8 +91,7 @@ def compile_launch(launch: Launch, sm: int, *, inspect_code: bool = True) -> Com
         constexprs=constants,
         attrs={(order.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
-    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
-    binary = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
+    binary = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=launch.options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary.asm["cubin"])
         file.flush()
@@ -153,8 +152,7 @@ def distinct_launches(kernel: Kernel, target: Target) -> Iterator[tuple[Case, La
         if target.sm < kernel.min_sm(case):
             continue
         for launch in kernel.launches(case, target):
-            options = (launch.num_warps, launch.num_stages)
-            key = repr((launch.function, launch.signature(), options))
+            key = repr((launch.function, launch.signature(), launch.options))
             if key not in yielded_keys:
                 yielded_keys.add(key)
                 yield case, launch

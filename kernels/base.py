@@ -95,6 +95,10 @@ class Target:
         """The compute capability whose tilings apply: 12.x has matrix units and shared memory like 8.x."""
         return 80 if self.sm >= 120 else self.sm
 
+    def starts_early(self, device: torch.device) -> bool:
+        """Whether launches for it can start before the launch before them ends: from Hopper on, not interpreted."""
+        return self.sm >= 90 and device.type != "cpu"
+
     def stages(self, max_stages: int, nbytes: int) -> int:
         """Stages of `nbytes` each that fit in shared memory, at most `max_stages`; before Hopper one needs none."""
         return max(min(max_stages, self.shared // nbytes + (self.generation < 90)), 1)
@@ -114,21 +118,31 @@ class Target:
 
 @frozen(kw_only=True)
 class Launch:
-    """A jitted function with its grid, arguments by name and compiler options."""
+    """A jitted function with its grid, arguments by name and compiler options.
+
+    early  programmatic dependent launch (CUDA C++ Programming Guide): programs start while those of the launch before
+           end, and must wait for them (`gdc_wait`) before they read or write what it may write or read
+    """
 
     function: Any
     grid: tuple[int, ...]
     arguments: Mapping[str, Any]
     num_warps: int = 4
     num_stages: int = 3
+    early: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the compiler and the launcher; Triton's interpreter knows no `launch_pdl`."""
+        options: dict[str, Any] = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return options | ({"launch_pdl": True} if self.early else {})
 
     def __call__(self) -> None:
-        self.function[self.grid](**self.arguments, num_warps=self.num_warps, num_stages=self.num_stages)
+        self.function[self.grid](**self.arguments, **self.options)
 
     def warmup(self) -> None:
         """Compile for the current GPU without launching."""
-        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
-        self.function.warmup(**self.arguments, **options, grid=self.grid)
+        self.function.warmup(**self.arguments, **self.options, grid=self.grid)
 
     def signature(self) -> tuple[dict[str, str], dict[str, Any], tuple[str, ...]]:
         """(types, constants, arguments divisible by 16), as Triton's launcher would derive them."""

@@ -24,6 +24,7 @@ from math import e, log2, prod
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from llmviewer.records import frozen
 
@@ -44,6 +45,7 @@ _SHARED_BYTES_PER_PROGRAM = 75 * 2**10  # for heads of 128 elements
 _MERGE_ELEMENTS = 8192  # elements of partial results that fit in a program's registers
 _MAX_FUSED_MERGE_ELEMENTS = 4 * _MERGE_ELEMENTS  # up to here, merging in one program is as fast as a launch
 _NO_WINDOW = 2**30  # a window larger than any sequence
+_PREFETCHED_KEYS = tl.constexpr(64)  # per program: 12 MB of 396 programs with heads of 128, which take 3 us
 
 
 @triton.jit
@@ -56,22 +58,97 @@ def split_range(length, window, splits, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def cache_slots(table_ptr, sequence, pages, keys, valid, PAGE: tl.constexpr):
+def cache_slots(table_ptr, sequence, pages, keys, PAGE: tl.constexpr):
     """Indices in the cache of keys of a sequence, in tokens; a cache has less than 2 ** 31.
 
     Key indices are unsigned, so that the division by a power of two is one shift.
     """
     keys = keys.to(tl.uint32)
-    page = tl.load(table_ptr + sequence * pages + keys // PAGE, valid, 0)
+    page = tl.load(table_ptr + sequence * pages + keys // PAGE)
     return (page * PAGE + (keys % PAGE).to(tl.int32)).to(tl.int64)
 
 
 @triton.jit
-def _even_and_odd(pairs, DTYPE: tl.constexpr):
-    """The even and the odd elements of pairs of fp8 in 16 bits."""
-    even = pairs.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
-    odd = (pairs >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
-    return even.to(DTYPE), odd.to(DTYPE)
+def _prefetch(row_ptrs, valid, nbytes, SECTORS: tl.constexpr):
+    """Has L2 read the `nbytes` from each valid pointer on, by up to SECTORS sectors of 32 bytes.
+
+    L2 is what all multiprocessors read and write through, so it never holds anything old.
+    """
+    inside = 32 * tl.arange(0, SECTORS)[None, :]
+    tl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred valid;
+            setp.ne.s32 valid, $2, 0;
+            @valid prefetch.global.L2 [$1];
+            mov.b32 $0, 0;
+        }
+        """,
+        "=r,l,r",
+        [row_ptrs[:, None] + inside, (valid[:, None] & (inside < nbytes)).to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def start_early(
+    k_ptr, v_ptr, table_ptr, length_ptr, sequence, kv_head, kv_heads, row_bytes, window, splits, pages, cache_pages,
+    BLOCK_N: tl.constexpr, PAGE: tl.constexpr, SECTORS: tl.constexpr,
+):  # fmt: skip
+    """Waits until the launch before has ended, and has L2 read the first keys and values of this split meanwhile.
+
+    v_ptr  None where keys are values, too
+
+    The launch before may yet write lengths and pages: whatever they are, prefetched rows are in the cache. Both are
+    loaded around L1, so that it keeps nothing old.
+    """
+    gdc_launch_dependents()
+    length = tl.load(length_ptr + sequence, cache_modifier=".cg")
+    first, last = split_range(tl.minimum(length, pages * PAGE), window, splits, BLOCK_N)
+    keys = first + tl.arange(0, _PREFETCHED_KEYS)
+    valid = keys < last
+    page = tl.load(table_ptr + sequence * pages + keys // PAGE, valid, 0, cache_modifier=".cg")
+    page = tl.maximum(tl.minimum(page, cache_pages - 1), 0)
+    offsets = ((page * PAGE + keys % PAGE).to(tl.int64) * kv_heads + kv_head) * row_bytes
+    _prefetch(k_ptr.to(tl.pointer_type(tl.int8)) + offsets, valid, row_bytes, SECTORS)
+    if v_ptr is not None:
+        _prefetch(v_ptr.to(tl.pointer_type(tl.int8)) + offsets, valid, row_bytes, SECTORS)
+    gdc_wait()
+
+
+@triton.jit
+def _load_rows(cache_ptr, offsets, columns, dim, PADDED: tl.constexpr):
+    """Loads the columns of rows from offsets on; those from `dim` on, where PADDED, are 0."""
+    pointers = cache_ptr + (offsets + columns[None, :])
+    return tl.load(pointers, columns[None, :] < dim, 0) if PADDED else tl.load(pointers)
+
+
+@triton.jit
+def _even_and_odd(pairs, DTYPE: tl.constexpr, PTX: tl.constexpr):
+    """The even and the odd elements of pairs of fp8 in 16 bits.
+
+    In PTX, four bytes are sorted by one instruction and converted by two; the compiler takes thirteen.
+    """
+    if PTX:
+        even, odd = tl.inline_asm_elementwise(
+            """
+            {
+                .reg .b32 sorted;
+                .reg .b16 evens, odds;
+                prmt.b32 sorted, $2, $2, 0x3120;
+                mov.b32 {evens, odds}, sorted;
+                cvt.rn.f16x2.e4m3x2 $0, evens;
+                cvt.rn.f16x2.e4m3x2 $1, odds;
+            }
+            """,
+            "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        even = pairs.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(DTYPE)
+        odd = (pairs >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(DTYPE)
+    return even, odd
 
 
 @triton.jit
@@ -103,7 +180,13 @@ def _merge_rows(parts_ptr, weight_ptr, o_ptr, rows, valid_rows, columns, dim, sp
 
 
 @triton.jit
-def _merge(parts_ptr, weight_ptr, o_ptr, rows, dim, splits, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr):
+def _merge(
+    parts_ptr, weight_ptr, o_ptr, rows, dim, splits,
+    BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0) + tl.arange(0, 1)
     columns = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     _merge_rows(parts_ptr, weight_ptr, o_ptr, row, row < rows, columns, dim, splits, BLOCK_S)
@@ -132,13 +215,22 @@ def _merge_last(
 @triton.jit
 def _decode(
     q_ptr, k_ptr, v_ptr, o_ptr, part_ptr, weight_ptr, done_ptr, table_ptr, length_ptr, k_scale_ptr, v_scale_ptr,
-    scale, window, heads, kv_heads, dim, pages, splits,
+    scale, window, heads, kv_heads, dim, pages, splits, cache_pages,
     GROUP: tl.constexpr, BLOCK_H: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_S: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_S: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr, PACKED: tl.constexpr, PTX: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Computes the partial result of one split of a sequence's keys for the query heads of a KV head."""
+    """Computes the partial result of one split of a sequence's keys for the query heads of a KV head.
+
+    PACKED  keys in fp8 are read in pairs, as values are, and multiplied with the even and the odd elements of queries
+    """
     FP8: tl.constexpr = k_scale_ptr is not None
     split, kv_head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if EARLY:
+        start_early(
+            k_ptr, v_ptr, table_ptr, length_ptr, sequence, kv_head, kv_heads, dim if FP8 else 2 * dim, window, splits,
+            pages, cache_pages, BLOCK_N, PAGE, (2 * DIM + 31) // 32,
+        )  # fmt: skip
     first, last = split_range(tl.load(length_ptr + sequence), window, splits, BLOCK_N)
     group_head = tl.arange(0, BLOCK_H)
     columns = tl.arange(0, DIM)
@@ -147,9 +239,15 @@ def _decode(
     q = tl.load(q_ptr + head[:, None] * dim + columns[None, :], mask_q, 0.0)
     if FP8:
         # fp8 becomes fp16 two at a time, and bf16 one by one, which takes longer than to read it.
-        q = (q.to(tl.float32) * (scale * tl.load(k_scale_ptr))).to(tl.float16)
-        scale = 1.0
+        factor = scale * tl.load(k_scale_ptr)
         dim_pairs, pair = dim // 2, tl.arange(0, DIM // 2)
+        if PACKED:
+            mask_pair = (group_head[:, None] < GROUP) & (pair[None, :] < dim_pairs)
+            q_at = q_ptr + head[:, None] * dim + 2 * pair[None, :]
+            odd_q = (tl.load(q_at + 1, mask_pair, 0.0).to(tl.float32) * factor).to(tl.float16)
+            q = tl.load(q_at, mask_pair, 0.0)
+        q = (q.to(tl.float32) * factor).to(tl.float16)
+        scale = 1.0
         out = tl.zeros((BLOCK_H, DIM // 2), dtype=tl.float32)  # of even columns
         odd = tl.zeros((BLOCK_H, DIM // 2), dtype=tl.float32)
     else:
@@ -159,19 +257,22 @@ def _decode(
     for key in range(first, last, BLOCK_N):
         keys = key + tl.arange(0, BLOCK_N)
         valid = keys < last
-        row = cache_slots(table_ptr, sequence, pages, keys, valid, PAGE)[:, None]
-        offsets = row * (kv_heads * dim) + kv_head * dim + columns[None, :]
-        mask = valid[:, None] & (columns[None, :] < dim)
-        k = tl.load(k_ptr + offsets, mask, 0.0).to(q.dtype)
-        weights, correction, row_max, row_sum = online_softmax(tl.dot(q, k.T), valid[None, :], scale, row_max, row_sum)
+        # Past the end the last key is read again, with weight 0: masks of loads take more instructions.
+        row = cache_slots(table_ptr, sequence, pages, tl.minimum(keys, last - 1), PAGE)[:, None]
+        offsets = row * (kv_heads * dim) + kv_head * dim
+        pairs = row * (kv_heads * (dim // 2)) + kv_head * (dim // 2)
+        if PACKED:
+            even_k, odd_k = _even_and_odd(_load_rows(k_ptr, pairs, pair, dim_pairs, PADDED), q.dtype, PTX)
+            scores = tl.dot(odd_q, odd_k.T, tl.dot(q, even_k.T))
+        else:
+            scores = tl.dot(q, _load_rows(k_ptr, offsets, columns, dim, PADDED).to(q.dtype).T)
+        weights, correction, row_max, row_sum = online_softmax(scores, valid[None, :], scale, row_max, row_sum)
         if FP8:
-            offsets = row * (kv_heads * dim_pairs) + kv_head * dim_pairs + pair[None, :]
-            v = tl.load(v_ptr + offsets, valid[:, None] & (pair[None, :] < dim_pairs), 0)
-            even_v, odd_v = _even_and_odd(v, q.dtype)
+            even_v, odd_v = _even_and_odd(_load_rows(v_ptr, pairs, pair, dim_pairs, PADDED), q.dtype, PTX)
             out = tl.dot(weights.to(q.dtype), even_v, out * correction[:, None])
             odd = tl.dot(weights.to(q.dtype), odd_v, odd * correction[:, None])
         else:
-            v = tl.load(v_ptr + offsets, mask, 0.0)
+            v = _load_rows(v_ptr, offsets, columns, dim, PADDED)
             out = tl.dot(weights.to(q.dtype), v, out * correction[:, None])
     if FP8:
         out = tl.join(out, odd).reshape(BLOCK_H, DIM) * tl.load(v_scale_ptr)
@@ -206,12 +307,17 @@ def _dequantized(codes, pair_ptr, pair_offsets, valid, groups, GROUPS: tl.conste
 @triton.jit
 def _decode_int4(
     q_ptr, k_ptr, v_ptr, o_ptr, part_ptr, weight_ptr, done_ptr, table_ptr, length_ptr, k_pair_ptr, v_pair_ptr,
-    scale, window, heads, kv_heads, half, pages, groups, splits,
+    scale, window, heads, kv_heads, half, pages, groups, splits, cache_pages,
     GROUP: tl.constexpr, BLOCK_H: tl.constexpr, HALF: tl.constexpr, GROUPS: tl.constexpr, BLOCK_N: tl.constexpr,
-    PAGE: tl.constexpr, BLOCK_S: tl.constexpr, ROWS: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK_S: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """`_decode` for a 4-bit cache. The halves of a head have half of `groups` each, or share a single group."""
     split, kv_head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if EARLY:
+        start_early(
+            k_ptr, v_ptr, table_ptr, length_ptr, sequence, kv_head, kv_heads, half, window, splits, pages, cache_pages,
+            BLOCK_N, PAGE, (HALF + 31) // 32,
+        )  # fmt: skip
     first, last = split_range(tl.load(length_ptr + sequence), window, splits, BLOCK_N)
     group_head = tl.arange(0, BLOCK_H)
     columns = tl.arange(0, HALF)
@@ -229,7 +335,7 @@ def _decode_int4(
     for key in range(first, last, BLOCK_N):
         keys = key + tl.arange(0, BLOCK_N)
         valid = keys < last
-        token = cache_slots(table_ptr, sequence, pages, keys, valid, PAGE) * kv_heads + kv_head
+        token = cache_slots(table_ptr, sequence, pages, tl.minimum(keys, last - 1), PAGE) * kv_heads + kv_head
         offsets = token[:, None] * half + columns[None, :]
         mask = valid[:, None] & (columns[None, :] < half)
         pair = token * groups
@@ -255,12 +361,18 @@ def _decode_int4(
 
 @frozen(kw_only=True)
 class DecodeTiling:
-    """Tiling of decode attention: keys per iteration, and programs (splits) per sequence."""
+    """Tiling of decode attention: keys per iteration, and programs (splits) per sequence.
+
+    early   start while the launch before ends, and prefetch the first keys meanwhile
+    packed  convert fp8 by PTX, keys in pairs as well
+    """
 
     keys: int
     splits: int
     num_warps: int = 4
     num_stages: int = 5
+    early: bool = False
+    packed: bool = False
 
 
 @frozen(kw_only=True)
@@ -283,7 +395,7 @@ class PartialResults:
         values = poisoned(prod(rows), splits, dim, dtype=torch.float32, device=o.device)
         return cls(values=values, weight=poisoned(prod(rows), splits, dtype=torch.float32, device=o.device))
 
-    def merge(self, o: torch.Tensor) -> tuple[Launch, ...]:
+    def merge(self, o: torch.Tensor, *, early: bool) -> tuple[Launch, ...]:
         """The launch that merges them into o; none if there is one split."""
         if self.weight is None:
             return ()
@@ -291,9 +403,9 @@ class PartialResults:
         block = min(pow2(dim), _MERGE_ELEMENTS // pow2(splits))
         arguments = {
             "parts_ptr": self.values, "weight_ptr": self.weight, "o_ptr": o, "rows": rows, "dim": dim,
-            "splits": splits, "BLOCK_D": block, "BLOCK_S": pow2(splits),
+            "splits": splits, "BLOCK_D": block, "BLOCK_S": pow2(splits), "EARLY": early,
         }  # fmt: skip
-        return (Launch(function=_merge, grid=(rows, cdiv(dim, block)), arguments=arguments),)
+        return (Launch(function=_merge, grid=(rows, cdiv(dim, block)), arguments=arguments, early=early),)
 
 
 def max_splits(longest: int) -> int:
@@ -341,6 +453,7 @@ def plan(
     o = poisoned(sequences, heads, dim, dtype=q.dtype, device=q.device)
     parts = PartialResults.of(o, tile.splits)
     row = pow2(tile.splits) * pow2(dim)
+    early = tile.early and target.starts_early(q.device)
     separate_merge = parts.weight is None or row > _MERGE_ELEMENTS or group * row > _MAX_FUSED_MERGE_ELEMENTS
     done_counts = None if separate_merge else torch.zeros(sequences * kv_heads, dtype=torch.int32, device=q.device)
     common = {
@@ -348,7 +461,8 @@ def plan(
         "done_ptr": done_counts, "table_ptr": table, "length_ptr": lengths, "scale": dim**-0.5 * _LOG2_E,
         "window": window or _NO_WINDOW, "heads": heads, "kv_heads": kv_heads, "pages": table.shape[1], "GROUP": group,
         "BLOCK_H": max(pow2(group), 16), "BLOCK_N": tile.keys, "PAGE": page, "splits": tile.splits,
-        "BLOCK_S": pow2(tile.splits), "ROWS": max(min(pow2(group), _MERGE_ELEMENTS // row), 1),
+        "BLOCK_S": pow2(tile.splits), "ROWS": max(min(pow2(group), _MERGE_ELEMENTS // row), 1), "EARLY": early,
+        "cache_pages": len(k),
     }  # fmt: skip
     if k_scale is not None and v_scale is not None and k.dtype == torch.uint8:
         half, groups = dim // 2, k_scale.shape[3]
@@ -361,20 +475,35 @@ def plan(
             },
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
+            early=early,
         )  # fmt: skip
     else:
         if v_scale is not None:
             if dim % 2:
                 raise InputError(f"heads in fp8 must have an even number of elements; got {dim}")
             common["v_ptr"] = v.view(torch.int16)
+            if tile.packed:
+                common["k_ptr"] = k.view(torch.int16)
         launch = Launch(
             function=_decode,
             grid=(tile.splits, kv_heads, sequences),
-            arguments=common | {"k_scale_ptr": k_scale, "v_scale_ptr": v_scale, "dim": dim, "DIM": pow2(dim)},
+            arguments=common
+            | {
+                "k_scale_ptr": k_scale,
+                "v_scale_ptr": v_scale,
+                "dim": dim,
+                "DIM": pow2(dim),
+                "PADDED": dim != pow2(dim),
+                "PACKED": tile.packed,
+                "PTX": tile.packed and q.device.type != "cpu",
+            },
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
+            early=early,
         )
-    return LaunchPlan(launches=(launch,) if done_counts is not None else (launch, *parts.merge(o)), outputs=(o,))
+    return LaunchPlan(
+        launches=(launch,) if done_counts is not None else (launch, *parts.merge(o, early=early)), outputs=(o,)
+    )
 
 
 def tiling(target: Target, programs: int, longest: int, dim: int, cache_dtype: torch.dtype) -> DecodeTiling:
@@ -396,17 +525,23 @@ def tiling(target: Target, programs: int, longest: int, dim: int, cache_dtype: t
 def tilings(
     target: Target, programs: int, longest: int, dim: int, cache_dtype: torch.dtype
 ) -> tuple[DecodeTiling, ...]:
-    """Alternatives: more and fewer splits, blocks half or twice as large, and fewer stages of the largest."""
+    """Alternatives that `max_splits` and the generation allow, 6 at most: twice and half as many splits, blocks half or
+    twice as large, a start before the launch before has ended, and for fp8 its conversion by PTX.
+    """
     rule = tiling(target, programs, longest, dim, cache_dtype)
-    splits = {2 * rule.splits, rule.splits + 1, rule.splits // 2} - {0, rule.splits}
+    splits = {2 * rule.splits, rule.splits // 2} - {0, rule.splits}
     alternatives = [replace(rule, splits=one) for one in sorted(splits) if one <= max_splits(longest)]
     if cache_dtype != torch.uint8:  # int4 has no registers for more
         larger_block = rule.keys == 32 or (rule.keys == 64 and dim <= 128)
         alternatives.append(
             replace(rule, keys=2 * rule.keys if larger_block else rule.keys // 2, num_stages=3 if larger_block else 5)
         )
-    if rule.keys == 128 and rule.num_stages > 3:
-        alternatives.append(replace(rule, num_stages=3))
+    if target.sm >= 90:
+        alternatives.append(replace(rule, early=True))
+    if cache_dtype == torch.float8_e4m3fn:
+        alternatives.append(replace(rule, packed=True))
+        if target.sm >= 90:
+            alternatives.append(replace(rule, packed=True, early=True))
     return tuple(alternatives)
 
 
@@ -529,6 +664,10 @@ KERNELS = (
             case("bf16", B=16, heads=64, kv_heads=8, dim=128, kv=8192, page=64, kv_bits=4, group=64),
             case("fp16", B=16, heads=32, kv_heads=32, dim=128, kv=8192, page=64, kv_bits=4, group=128),
             case("bf16", B=16, heads=32, kv_heads=8, dim=256, kv=8192, page=64, kv_bits=8),
+            # Caches of 64 to 128 MiB: starting and merging count.
+            case("bf16", B=16, heads=32, kv_heads=8, dim=128, kv=1024, page=64),
+            case("bf16", B=1, heads=32, kv_heads=8, dim=128, kv=16384, page=64),
+            case("bf16", B=8, heads=32, kv_heads=8, dim=128, kv=8192, page=64, kv_bits=8),
         ),
         make=_make, plan=plan, reference=reference,
         tolerance=lambda case: (2 * EPSILON[case.dtype], 2 * EPSILON[case.dtype]),

@@ -9,6 +9,7 @@ chunk of one with a past, and a few drafted tokens are the same call.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import e, log2
 from typing import Final
 
@@ -27,6 +28,7 @@ from ..workload import Sequences, Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2, scratch
 
 _LOG2_E = log2(e)
+MASKED_SCORE = tl.constexpr(-(2.0**100))  # of a key that a query does not see; see `online_softmax`
 
 
 @triton.jit
@@ -45,6 +47,19 @@ def _load_tile(source, first, last, head, heads, dim, ROWS: tl.constexpr, DIM: t
 
 
 @triton.jit
+def _masked(
+    scores, first, positions, kv_len, window, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr
+):  # fmt: skip
+    """The scores of the keys from `first` on, with a large negative number where a query does not see a key."""
+    keys = first + tl.arange(0, BLOCK_N)[None, :]
+    # Queries of the sequence see no key past its end, and what those after them see does not matter.
+    visible = keys <= positions[:, None] if CAUSAL else keys < kv_len
+    if WINDOWED:
+        visible = visible & (keys > positions[:, None] - window)
+    return tl.where(visible, scores, MASKED_SCORE)
+
+
+@triton.jit
 def online_softmax(scores, visible, scale, row_max, row_sum):
     """Updates the running maximum and sum of each row of an online softmax (arXiv:2205.14135) with new scores.
 
@@ -56,7 +71,7 @@ def online_softmax(scores, visible, scale, row_max, row_sum):
     It is a power of two, so that its product with the scale is exact.
     """
     if visible is not None:
-        scores = tl.where(visible, scores, -(2.0**100))
+        scores = tl.where(visible, scores, MASKED_SCORE)
     new_max = tl.maximum(row_max, tl.max(scores, 1) * scale)
     weights = tl.exp2(scores * scale - new_max[:, None])
     correction = tl.exp2(row_max - new_max)
@@ -66,27 +81,28 @@ def online_softmax(scores, visible, scale, row_max, row_sum):
 @triton.jit
 def _attend(
     out, row_max, row_sum, q, k_rows, v_rows, kv_start, kv_head, kv_heads, dim, positions, kv_len, window, scale,
-    first, last,
-    DIM: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr,
-    DESCRIBED: tl.constexpr,
+    first, last, unmasked_start, unmasked_end,
+    DIM: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, DESCRIBED: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """Processes the keys from `first` to `last` (a multiple of BLOCK_N or the end) into `out`, `row_max` and `row_sum`.
 
     Values are loaded before keys: the warps that share tiles then synchronize before the first product, and one half of
     them can compute the softmax while the other multiplies.
+
+    MASKED  whether blocks of keys have a mask: True, False, or None for those not between `unmasked_start` and
+            `unmasked_end`
     """
     for key in range(first, last, BLOCK_N):
         v = _load_tile(v_rows, kv_start + key, kv_start + kv_len, kv_head, kv_heads, dim, BLOCK_N, DIM, DESCRIBED)
         k = _load_tile(k_rows, kv_start + key, kv_start + kv_len, kv_head, kv_heads, dim, BLOCK_N, DIM, DESCRIBED)
-        if MASKED:
-            keys = key + tl.arange(0, BLOCK_N)[None, :]
-            # Queries of the sequence see no key past its end, and what those after them see does not matter.
-            visible = keys <= positions[:, None] if CAUSAL else keys < kv_len
-            if WINDOWED:
-                visible = visible & (keys > positions[:, None] - window)
-            weights, correction, row_max, row_sum = online_softmax(tl.dot(q, k.T), visible, scale, row_max, row_sum)
-        else:
-            weights, correction, row_max, row_sum = online_softmax(tl.dot(q, k.T), None, scale, row_max, row_sum)
+        scores = tl.dot(q, k.T)
+        if MASKED is None:
+            if key >= unmasked_end or (WINDOWED and key < unmasked_start):
+                scores = _masked(scores, key, positions, kv_len, window, BLOCK_N, CAUSAL, WINDOWED)
+        elif MASKED:
+            scores = _masked(scores, key, positions, kv_len, window, BLOCK_N, CAUSAL, WINDOWED)
+        weights, correction, row_max, row_sum = online_softmax(scores, None, scale, row_max, row_sum)
         out = tl.dot(weights.to(v.dtype), v, out * correction[:, None])
     return out, row_max, row_sum
 
@@ -95,7 +111,7 @@ def _attend(
 def _flash_attention(
     q_rows, k_rows, v_rows, o_ptr, q_ends_ptr, kv_ends_ptr, scale, window, heads, kv_heads, dim,
     DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr,
-    DESCRIBED: tl.constexpr,
+    DESCRIBED: tl.constexpr, ONE_LOOP: tl.constexpr,
 ):  # fmt: skip
     # The last tiles have the most keys. They start first, so that no long program runs alone at the end.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -126,19 +142,29 @@ def _flash_attention(
         else:
             end = kv_len
             unmasked_end = kv_len // BLOCK_N * BLOCK_N
-        if WINDOWED:
+        if ONE_LOOP:
             out, row_max, row_sum = _attend(
                 out, row_max, row_sum, q, k_rows, v_rows, kv_start, kv_head, kv_heads, dim, positions, kv_len, window,
-                scale, first_key, unmasked_start, DIM, BLOCK_N, True, CAUSAL, WINDOWED, DESCRIBED,
+                scale, first_key, end, unmasked_start, unmasked_end,
+                DIM, BLOCK_N, CAUSAL, WINDOWED, DESCRIBED, None,
             )  # fmt: skip
-        out, row_max, row_sum = _attend(
-            out, row_max, row_sum, q, k_rows, v_rows, kv_start, kv_head, kv_heads, dim, positions, kv_len, window,
-            scale, unmasked_start, unmasked_end, DIM, BLOCK_N, False, CAUSAL, WINDOWED, DESCRIBED,
-        )  # fmt: skip
-        out, row_max, row_sum = _attend(
-            out, row_max, row_sum, q, k_rows, v_rows, kv_start, kv_head, kv_heads, dim, positions, kv_len, window,
-            scale, unmasked_end, end, DIM, BLOCK_N, True, CAUSAL, WINDOWED, DESCRIBED,
-        )  # fmt: skip
+        else:
+            if WINDOWED:
+                out, row_max, row_sum = _attend(
+                    out, row_max, row_sum, q, k_rows, v_rows, kv_start, kv_head, kv_heads, dim, positions, kv_len,
+                    window, scale, first_key, unmasked_start, unmasked_start, unmasked_end,
+                    DIM, BLOCK_N, CAUSAL, WINDOWED, DESCRIBED, True,
+                )  # fmt: skip
+            out, row_max, row_sum = _attend(
+                out, row_max, row_sum, q, k_rows, v_rows, kv_start, kv_head, kv_heads, dim, positions, kv_len, window,
+                scale, unmasked_start, unmasked_end, unmasked_start, unmasked_end,
+                DIM, BLOCK_N, CAUSAL, WINDOWED, DESCRIBED, False,
+            )  # fmt: skip
+            out, row_max, row_sum = _attend(
+                out, row_max, row_sum, q, k_rows, v_rows, kv_start, kv_head, kv_heads, dim, positions, kv_len, window,
+                scale, unmasked_end, end, unmasked_start, unmasked_end,
+                DIM, BLOCK_N, CAUSAL, WINDOWED, DESCRIBED, True,
+            )  # fmt: skip
         out = out / row_sum[:, None]
         columns = tl.arange(0, DIM)
         o_at = o_ptr + ((q_start + rows).to(tl.int64)[:, None] * heads + head) * dim + columns[None, :]
@@ -186,13 +212,18 @@ def _specialized(
 
 @frozen(kw_only=True)
 class FlashTiling:
-    """Tiling of flash attention: queries per program, keys per iteration, and whether warps are specialized."""
+    """Tiling of flash attention: queries per program, keys per iteration, and whether warps are specialized.
+
+    one_loop  one loop over all keys, which asks for each block whether it has a mask; else one for those that have one
+              and one for the others, whose loads do not overlap
+    """
 
     queries: int
     keys: int
     num_warps: int
     num_stages: int
     specialized: bool = False
+    one_loop: bool = False
 
 
 # (queries, keys, warps, stages) without register spills, by the first generation that supports them and the head size.
@@ -231,7 +262,7 @@ def tiling(target: Target, dim: int, longest: int) -> FlashTiling:
 
 def tilings(target: Target, case: Case) -> tuple[FlashTiling, ...]:
     """Alternative tilings. With the smaller ones a multiprocessor runs two programs, one of which can multiply while
-    the other computes the softmax.
+    the other computes the softmax. With one loop, short prompts wait for the first keys once.
     """
     dim, longest = case["dim"], case["q"]
     width = min(max(pow2(dim), 64), 256)
@@ -240,6 +271,7 @@ def tilings(target: Target, case: Case) -> tuple[FlashTiling, ...]:
         FlashTiling(queries=queries, keys=keys, num_warps=num_warps, num_stages=num_stages)
         for queries, keys, num_warps, num_stages in others
     ]
+    alternatives.append(replace(tiling(target, pow2(dim), 128), one_loop=True))
     if target.generation == 90 and dim == width and not (case.get("window") or case.get("both_ways")):
         keys, num_stages = _SPECIALIZED_TILES[width]  # last: the compiler's newest way is its least tried
         alternatives.append(FlashTiling(queries=128, keys=keys, num_warps=4, num_stages=num_stages, specialized=True))
@@ -300,6 +332,7 @@ def plan(
         arguments=common | {
             "q_rows": rows(q, tile.queries), "k_rows": rows(k, tile.keys), "v_rows": rows(v, tile.keys),
             "window": window, "dim": dim, "CAUSAL": causal, "WINDOWED": window > 0, "DESCRIBED": described,
+            "ONE_LOOP": tile.one_loop,
         },
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -401,6 +434,7 @@ KERNELS = (
             case("bf16", B=1, heads=32, kv_heads=8, dim=128, q=512, kv=32768),
             case("bf16", B=4, heads=32, kv_heads=16, dim=64, q=4096, kv=4096, window=1024),
             case("bf16", B=1, heads=8, kv_heads=4, dim=256, q=8192, kv=8192, window=1024),
+            case("bf16", B=8, heads=32, kv_heads=8, dim=128, q=1024, kv=1024),
         ),
         make=_make, plan=plan, reference=reference,
         # Weights are rounded to 16 bits before they meet the values.

@@ -28,6 +28,7 @@ from .decode_attention import (
     choose_splits,
     max_splits,
     split_range,
+    start_early,
     store_log_sum,
 )
 from .flash_attention import online_softmax
@@ -37,34 +38,57 @@ _LOG2_E = log2(e)
 
 @triton.jit
 def _mla_decode(
-    q_ptr, c_ptr, o_ptr, weight_ptr, table_ptr, length_ptr, scale, heads, pages, splits,
+    q_ptr, c_ptr, o_ptr, weight_ptr, table_ptr, length_ptr, scale, heads, pages, splits, cache_pages,
     LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr,
+    HALVES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    """Computes the partial result of one split of a sequence's tokens for BLOCK_H heads.
+
+    HALVES  products of the latent's halves are separate, which do not wait for each other
+    """
     split, block, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    WIDTH: tl.constexpr = LATENT // 2 if HALVES else LATENT
+    if EARLY:
+        start_early(
+            c_ptr, None, table_ptr, length_ptr, sequence, 0, 1, 2 * (LATENT + ROPE), pages * PAGE, splits, pages,
+            cache_pages, BLOCK_N, PAGE, 2 * LATENT // 16,
+        )  # fmt: skip
     length = tl.load(length_ptr + sequence)
     first, last = split_range(length, length, splits, BLOCK_N)
     inside = block * BLOCK_H + tl.arange(0, BLOCK_H)
     mask = inside < heads
     head = sequence * heads + inside
-    latent, rope = tl.arange(0, LATENT), LATENT + tl.arange(0, ROPE)
+    latent, rope = tl.arange(0, WIDTH), LATENT + tl.arange(0, ROPE)
     q_at = q_ptr + head[:, None] * (LATENT + ROPE)
     q = tl.load(q_at + latent[None, :], mask[:, None], 0.0)
     q_rope = tl.load(q_at + rope[None, :], mask[:, None], 0.0)
-    out = tl.zeros((BLOCK_H, LATENT), dtype=tl.float32)
+    out = tl.zeros((BLOCK_H, WIDTH), dtype=tl.float32)
+    if HALVES:
+        second_q = tl.load(q_at + WIDTH + latent[None, :], mask[:, None], 0.0)
+        second_out = tl.zeros((BLOCK_H, WIDTH), dtype=tl.float32)
     row_max = tl.full((BLOCK_H,), -1e30, dtype=tl.float32)
     row_sum = tl.zeros((BLOCK_H,), dtype=tl.float32)
     for token in range(first, last, BLOCK_N):
         tokens = token + tl.arange(0, BLOCK_N)
         valid = tokens < last
-        c_at = c_ptr + cache_slots(table_ptr, sequence, pages, tokens, valid, PAGE)[:, None] * (LATENT + ROPE)
-        c = tl.load(c_at + latent[None, :], valid[:, None], 0.0)
-        c_rope = tl.load(c_at + rope[None, :], valid[:, None], 0.0)
+        # Past the end the last token is read again, with weight 0: masks of loads take more instructions.
+        slots = cache_slots(table_ptr, sequence, pages, tl.minimum(tokens, last - 1), PAGE)
+        c_at = c_ptr + slots[:, None] * (LATENT + ROPE)
+        c = tl.load(c_at + latent[None, :])
+        c_rope = tl.load(c_at + rope[None, :])
         scores = tl.dot(q_rope, c_rope.T, tl.dot(q, c.T))
+        if HALVES:
+            second_c = tl.load(c_at + WIDTH + latent[None, :])
+            scores += tl.dot(second_q, second_c.T)
         weights, correction, row_max, row_sum = online_softmax(scores, valid[None, :], scale, row_max, row_sum)
         out = tl.dot(weights.to(c.dtype), c, out * correction[:, None])
-    out = out / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
+        if HALVES:
+            second_out = tl.dot(weights.to(c.dtype), second_c, second_out * correction[:, None])
+    sums = tl.where(row_sum > 0, row_sum, 1.0)[:, None]
     o_at = o_ptr + (head * splits + split).to(tl.int64)[:, None] * LATENT + latent[None, :]
-    tl.store(o_at, out.to(o_ptr.dtype.element_ty), mask[:, None])
+    tl.store(o_at, (out / sums).to(o_ptr.dtype.element_ty), mask[:, None])
+    if HALVES:
+        tl.store(o_at + WIDTH, (second_out / sums).to(o_ptr.dtype.element_ty), mask[:, None])
     store_log_sum(weight_ptr, head, row_max, row_sum, mask, splits)
 
 
@@ -91,14 +115,18 @@ def tiling(target: Target, sequences: int, heads: int, longest: int) -> DecodeTi
 
 
 def tilings(target: Target, case: Case) -> tuple[DecodeTiling, ...]:
-    """Others: more and fewer splits, and where there are registers, twice the tokens at a time, of which results are
-    rescaled half as often.
+    """Others: twice and half as many splits, a start before the launch before has ended, and blocks of twice the
+    tokens, whose results are rescaled half as often: where there are registers, and with 16 heads by twice the warps.
     """
     rule = tiling(target, case["B"], case["heads"], case["kv"])
-    splits = {2 * rule.splits, rule.splits + 1, rule.splits // 2} - {0, rule.splits}
+    splits = {2 * rule.splits, rule.splits // 2} - {0, rule.splits}
     alternatives = [replace(rule, splits=one) for one in sorted(splits) if one <= max_splits(case["kv"])]
     if rule.num_warps == 8 and target.generation < 100:
         alternatives.append(replace(rule, keys=64, num_stages=2))
+    elif rule.num_warps == 4 and target.generation >= 90:
+        alternatives.append(replace(rule, keys=64, num_warps=8, num_stages=3))
+    if target.sm >= 90:
+        alternatives.append(replace(rule, early=True))
     return tuple(alternatives)
 
 
@@ -123,6 +151,7 @@ def plan(
     tile = tile or tiling(target, sequences, heads, longest)
     o = poisoned(sequences, heads, latent, dtype=q.dtype, device=q.device)
     parts = PartialResults.of(o, tile.splits)
+    early = tile.early and target.starts_early(q.device)
     launch = Launch(
         function=_mla_decode,
         grid=(tile.splits, blocks, sequences),
@@ -130,12 +159,13 @@ def plan(
             "q_ptr": q, "c_ptr": cache, "o_ptr": parts.values, "weight_ptr": parts.weight, "table_ptr": table,
             "length_ptr": lengths, "scale": scale * _LOG2_E, "heads": heads, "pages": table.shape[1],
             "splits": tile.splits, "LATENT": latent, "ROPE": width - latent, "BLOCK_H": block_h,
-            "BLOCK_N": tile.keys, "PAGE": page,
+            "BLOCK_N": tile.keys, "PAGE": page, "cache_pages": len(cache), "HALVES": block_h < 64, "EARLY": early,
         },
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        early=early,
     )  # fmt: skip
-    return LaunchPlan(launches=(launch, *parts.merge(o)), outputs=(o,))
+    return LaunchPlan(launches=(launch, *parts.merge(o, early=early)), outputs=(o,))
 
 
 def reference(
@@ -194,6 +224,7 @@ KERNELS = (
         full_size=(
             case("bf16", B=32, heads=128, latent=512, rope=64, kv=8192, page=64),
             case("bf16", B=1, heads=16, latent=512, rope=64, kv=32768, page=64),
+            case("bf16", B=8, heads=16, latent=512, rope=64, kv=8192, page=64),
         ),
         make=_make, plan=plan, reference=reference,
         tolerance=lambda case: (2 * EPSILON[case.dtype], 2 * EPSILON[case.dtype]),

@@ -124,6 +124,19 @@ def test_splits_keep_multiprocessors_at_work_to_the_end():
     assert two(1, 200) == 1  # too short
 
 
+def test_early_launches_are_of_hopper_and_wait_in_all_their_launches():
+    """Else Triton's launcher gets no option, and older GPUs no instruction for it."""
+    kernel = load_kernel("mla_decode")
+    one = kernel.full_size[0]
+    tile = DecodeTiling(keys=32, splits=4, num_warps=8, early=True)
+    for sm, early in ((80, False), (90, True), (120, True)):
+        launches = kernel.launches(one, Target(sm=sm, multiprocessors=100), tile)
+        assert len(launches) == 2
+        for launch in launches:
+            assert (launch.early, launch.arguments["EARLY"], launch.options.get("launch_pdl", False)) == (early,) * 3
+    assert not any(launch.early for launch in kernel.launches(one, Target(sm=90, multiprocessors=100)))
+
+
 # What the launches of sm_90 take, as the text that a process of its own prints.
 SCRIPT = """
 import dataclasses, json, sys

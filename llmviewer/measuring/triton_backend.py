@@ -255,8 +255,8 @@ def _case(part: _KernelPart) -> Case:
     return case(part.dtype, **part.sizes)
 
 
-def check_case(kernel: Kernel, case: Case, device: str, clock: Clock) -> None:
-    """Checks a case as launched on this GPU, and as launched on one with few multiprocessors.
+def check_case(kernel: Kernel, case: Case, device: str, clock: Clock, tilings: Sequence[Any] = ()) -> None:
+    """Checks a case as launched on this GPU, as launched on one with few multiprocessors, and in other `tilings`.
 
     Raises LaunchError where it gives something else than its reference.
     """
@@ -270,6 +270,13 @@ def check_case(kernel: Kernel, case: Case, device: str, clock: Clock) -> None:
         result = kernel.plan(replace(target, multiprocessors=count), **inputs)()
         clock.wait()
         _compare(kernel, case, result, reference)
+    for tiling in tilings:
+        result = kernel.plan(target, **inputs | {"tile": tiling})()
+        clock.wait()
+        try:
+            _compare(kernel, case, result, reference)
+        except LaunchError as error:
+            raise LaunchError(f"{error}, in {tiling}") from None
 
 
 def _agree(kernel: Kernel, case: Case, tiled: Call, ruled: Call, clock: Clock) -> None:

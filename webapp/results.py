@@ -308,7 +308,7 @@ def _device_inputs(state: State, name: str) -> State:
     return replace(inputs, set=tuple(f"{name}:{change}" for change in state.what_ifs(name)), files=files)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=32)  # some 0.6 MB each: of the requests that follow a change
 def _device_result(inputs: State) -> DeviceResult:
     check_limit()
     (name,) = inputs.on
@@ -317,7 +317,7 @@ def _device_result(inputs: State) -> DeviceResult:
     return DeviceResult(name=name, setting=setting, analysis=analysis)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=64)
 def _evaluation(inputs: State) -> Evaluation:
     check_limit()
     setting = _setting(inputs)
@@ -351,7 +351,7 @@ def _setting(inputs: State) -> Setting:
     return _cached_setting(replace(inputs, batch=1, prompt=1, gen=1, context=0, step="", images=0, measured=""))
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=32)
 def _cached_setting(inputs: State) -> Setting:
     (name,) = inputs.on
     model_name = inputs.model

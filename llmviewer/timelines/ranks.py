@@ -252,7 +252,7 @@ def _rank(number: int, timeline: Timeline, waiting_s: float | None) -> RankOfRun
         compute_s=compute_s / count,
         experts_s=sum(part.measured_s for part in timeline.parts if part.part == Part.EXPERTS),
         communication_s=communication_s / count,
-        overlapped_s=max(compute_s + communication_s - busy_s, 0.0) / count,
+        overlapped_s=max(round(compute_s + communication_s - busy_s, 12), 0.0) / count,  # clocks count nanoseconds
         waiting_s=waiting_s,
         idle_s=timeline.idle_s or 0.0,
         expected_idle_share=_expected_idle_share(timeline),

@@ -282,6 +282,20 @@ def test_candidate_missing_targets_in_simulation_retries_with_more_replicas():
     assert all(one.tpot_s > strict.tpot_s for one in tried[:-1])
 
 
+@pytest.mark.parametrize(("layout", "near"), [("", 0.02), ("tp=2 pp=2", 0.05)])
+@pytest.mark.parametrize(("prompt", "rate"), [(1024, 8), (128, 40)])
+def test_plans_have_the_closed_form_of_a_single_replica(layout, near, prompt, rate):
+    """Between batches that are tried, decode steps are interpolated here and evaluated there. In a pipeline a plan has
+    equal micro-batches, where a replica has one more sequence in that of a sequence itself.
+    """
+    asked = {"hardware": ["h100-sxm"], "layouts": [layout], "quants": ["published"], "max_devices": 4}
+    found = plan("llama-3.1-8b", rate=rate, prompt=prompt, bound=True, **asked)
+    (one,) = found.within_targets
+    closed = simulate(**found.simulation(one) | {"rate": rate}, requests=1).closed
+    assert (one.copies, closed.stable) == (1, True)
+    assert (one.ttft_s, one.tpot_s, one.batch) == pytest.approx((closed.ttft_s, closed.tpot_s, closed.batch), rel=near)
+
+
 @pytest.mark.parametrize("percentile", [90, 99])
 def test_percentiles_in_closed_form_are_near_those_simulated(percentile):
     goals = {"ttft": f"p{percentile}=10", "tpot": f"p{percentile}=1"}

@@ -3,13 +3,13 @@
 The indexer of DeepSeek sparse attention (arXiv:2512.02556, equation 1), whose queries and keys are fp8; the scale of
 each key lies beside its page, those of queries are part of w. A program scores a block of keys, with one product for
 all heads. Then the largest scores are selected exactly, of equal ones the first: programs take a part of the keys each
-and one bit of the threshold after the other, by counting in registers; a last launch selects among what they chose.
+and one bit of the threshold after the other, by counting in registers; further launches select among what those chose.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 import torch
 import triton
@@ -25,7 +25,7 @@ from ..workload import Sequences, Workload
 from .base import Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 
 _PART = 8192  # scores that a program selects from: 16 a thread of 16 warps
-_MAX_CANDIDATES = 65536  # of all parts
+_MAX_CHOSEN = 8192  # of a part that is four times as large: counts of them have 16 bits
 
 
 @frozen(kw_only=True)
@@ -64,36 +64,40 @@ def _select(
 ):  # fmt: skip
     """The CHOSEN largest of a part of the scores of a sequence, in order of their numbers, and -1 where it has fewer.
 
-    index_ptr  numbers of the scores, -1 for none; None: those of their places, up to the length of the sequence
+    index_ptr  numbers of the scores, -1 for none; None: their places, up to the length of the sequence
     """
     part, parts, sequence = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
     place = part * PART + tl.arange(0, PART)
-    at = sequence.to(tl.int64) * width + place
+    score_ptr += sequence.to(tl.int64) * width
+    if index_ptr is not None:
+        index_ptr += sequence.to(tl.int64) * width
+    best_ptr += (sequence * parts + part).to(tl.int64) * CHOSEN
+    if best_score_ptr is not None:
+        best_score_ptr += (sequence * parts + part).to(tl.int64) * CHOSEN
     if index_ptr is None:
-        index = place
         valid = place < tl.load(length_ptr + sequence)
     else:
-        index = tl.load(index_ptr + at, place < width, -1)
-        valid = index >= 0
-    score = tl.load(score_ptr + at, valid, 0.0)
-    bits = score.to(tl.int32, bitcast=True)
+        valid = tl.load(index_ptr + place, place < width, -1) >= 0
+    bits = tl.load(score_ptr + place, valid, 0.0).to(tl.int32, bitcast=True)
     rank = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.uint32, bitcast=True) ^ 0x80000000  # in the order of floats
-    rank = tl.where(valid, rank, 0)
+    rank = tl.where(valid, rank, 0)  # which is below that of any number
     threshold = tl.zeros((), dtype=tl.uint32)
     for step in range(32):
         candidate = threshold | (tl.full((), 1, dtype=tl.uint32) << (31 - step))
         threshold = tl.where(tl.sum((rank >= candidate).to(tl.int32), 0) >= CHOSEN, candidate, threshold)
-    above, equal = rank > threshold, valid & (rank == threshold)
+    above, equal = rank > threshold, (rank == threshold) & (rank > 0)
     room = CHOSEN - tl.sum(above.to(tl.int32), 0)
-    chosen = above | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= room))
-    found = (sequence * parts + part).to(tl.int64) * CHOSEN
-    best_at = found + tl.cumsum(chosen.to(tl.int32), 0) - 1
+    sums = tl.cumsum(above.to(tl.int32) + equal.to(tl.int32) * 65536, 0)  # both in one register
+    chosen = above | (equal & (sums >> 16 <= room))
+    best_at = (sums & 65535) + tl.minimum(sums >> 16, room) - 1
+    # Numbers and scores are loaded again, as registers are for ranks.
+    index = place if index_ptr is None else tl.load(index_ptr + place, chosen, -1)
     tl.store(best_ptr + best_at, index, chosen)
     if best_score_ptr is not None:
-        tl.store(best_score_ptr + best_at, score, chosen)
+        tl.store(best_score_ptr + best_at, tl.load(score_ptr + place, chosen, 0.0), chosen)
     rest = tl.arange(0, CHOSEN_BLOCK)
-    missing = (rest < CHOSEN) & (rest >= tl.sum(chosen.to(tl.int32), 0))
-    tl.store(best_ptr + found + rest, tl.full((CHOSEN_BLOCK,), -1, dtype=tl.int32), missing)
+    missing = (rest < CHOSEN) & (rest >= CHOSEN - room + tl.minimum(tl.sum(equal.to(tl.int32), 0), room))
+    tl.store(best_ptr + rest, tl.full((CHOSEN_BLOCK,), -1, dtype=tl.int32), missing)
 
 
 def plan(
@@ -112,15 +116,13 @@ def plan(
     which table[sequences, pages] are those of each sequence and lengths[sequences] its keys, `longest` at the most, to
     best[sequences, chosen] in ascending order, -1 after the last where there are fewer keys.
 
-    Raises InputError if the head size is no power of two of at least 32, or parts choose too many keys.
+    Raises InputError if the head size is no power of two of at least 32, or more than 8192 keys are to be chosen.
     """
     (sequences, heads, dim), device, tile = q.shape, q.device, tile or IndexerTiling()
     if dim < 32 or dim != pow2(dim):
         raise InputError(f"dim must be a power of two of at least 32; got {dim}")
-    part = min(max(pow2(longest), pow2(chosen), 16), max(_PART, 2 * pow2(chosen)))
-    parts = cdiv(longest, part)
-    if parts * chosen > _MAX_CANDIDATES:
-        raise InputError(f"{parts} parts may choose {_MAX_CANDIDATES} keys in all; got {chosen} each")
+    if not 0 < chosen <= _MAX_CHOSEN:
+        raise InputError(f"chosen must be from 1 to {_MAX_CHOSEN}; got {chosen}")
     score = poisoned(sequences, longest, dtype=torch.float32, device=device)
     best = poisoned(sequences, chosen, dtype=torch.int32, device=device)
     scoring = Launch(
@@ -133,37 +135,36 @@ def plan(
         },
         num_warps=tile.num_warps,
     )  # fmt: skip
-    select = partial(_selection, warps=tile.select_warps)
-    if parts == 1:
-        return LaunchPlan(launches=(scoring, select(score, None, lengths, None, best, part, parts)), outputs=(best,))
-    candidates = poisoned(sequences, parts, chosen, dtype=torch.int32, device=device)
-    scores = poisoned(sequences, parts, chosen, dtype=torch.float32, device=device)
-    first = select(score, None, lengths, scores, candidates, part, parts)
-    last = select(scores.flatten(1), candidates, None, None, best, pow2(parts * chosen), 1)
-    return LaunchPlan(launches=(scoring, first, last), outputs=(best,))
+    selections = tuple(_selections(score, lengths, best, tile.select_warps))
+    return LaunchPlan(launches=(scoring, *selections), outputs=(best,))
 
 
-def _selection(
-    score: torch.Tensor,
-    index: torch.Tensor | None,
-    lengths: torch.Tensor | None,
-    best_score: torch.Tensor | None,
-    best: torch.Tensor,
-    part: int,
-    parts: int,
-    warps: int,
-) -> Launch:
-    """The launch from parts of score[sequences, width] to best[sequences, parts, chosen], or without parts."""
-    return Launch(
-        function=_select,
-        grid=(parts, score.shape[0]),
-        arguments={
-            "score_ptr": score, "index_ptr": index, "length_ptr": lengths, "best_score_ptr": best_score,
-            "best_ptr": best, "width": score.shape[1], "CHOSEN": best.shape[-1], "CHOSEN_BLOCK": pow2(best.shape[-1]),
-            "PART": part,
-        },
-        num_warps=max(min(part // 512, warps), 4),
-    )  # fmt: skip
+def _selections(score: torch.Tensor, lengths: torch.Tensor, best: torch.Tensor, warps: int) -> Iterator[Launch]:
+    """The launches that select from score[sequences, longest] to best[sequences, chosen]: from parts of all keys, then
+    from parts of what those chose, until there is one.
+    """
+    sequences, chosen = best.shape
+    part, index = max(_PART, 4 * pow2(chosen)), None
+    while True:
+        width = score.shape[1]
+        parts, block = cdiv(width, part), max(min(part, pow2(width)), 16)
+        sizes = (sequences, parts * chosen)
+        last = parts == 1
+        best_score = None if last else poisoned(*sizes, dtype=torch.float32, device=best.device)
+        best_index = best if last else poisoned(*sizes, dtype=torch.int32, device=best.device)
+        yield Launch(
+            function=_select,
+            grid=(parts, sequences),
+            arguments={
+                "score_ptr": score, "index_ptr": index, "length_ptr": None if index is not None else lengths,
+                "best_score_ptr": best_score, "best_ptr": best_index, "width": width, "CHOSEN": chosen,
+                "CHOSEN_BLOCK": pow2(chosen), "PART": block,
+            },
+            num_warps=max(min(block // 512, warps), 4),
+        )  # fmt: skip
+        if best_score is None:
+            return
+        score, index = best_score, best_index
 
 
 def tilings(target: Target, case: Case) -> tuple[IndexerTiling, ...]:  # noqa: ARG001

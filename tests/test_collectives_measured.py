@@ -101,6 +101,13 @@ def test_few_tokens_take_as_long_as_deepep_measured(ranks):
     assert found == pytest.approx([DISPATCHED[ranks], COMBINED[ranks]], rel=0.1)
 
 
+@pytest.mark.parametrize("ranks", [16, 32, 64])
+def test_a_single_token_takes_the_set_up_between_nodes(ranks):
+    """22 to 31 us of DeepEP's low-latency kernels on H100, of SGLang 0.5 (ai-dynamo/aiconfigurator, wide-EP tables)."""
+    for algorithm in (Algorithm.AUTO, Algorithm.RING):
+        assert all(21 < time_us < 32 for time_us in _expected_us(ranks, 1, algorithm=algorithm))
+
+
 @pytest.mark.parametrize("ranks", FORWARDED)
 def test_many_tokens_take_about_as_long_as_deepep_measured(ranks):
     """DeepEP's test_intranode.py counts the rows that arrive at a device, its test_internode.py those that leave for a

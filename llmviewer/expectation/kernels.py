@@ -297,8 +297,8 @@ class Launcher:
         """Expected launch from the times of its kernels, by their identities."""
         if not launch.sending or np.any(np.isnan(self.cores)):
             return self._at_least(bound, launch, bound, times)
-        cores, start_s, reach = launch.sending
-        expected = self._at_least(np.where(bound > 0, start_s + bound / reach, 0.0), launch, bound, times)
+        cores, start_s, reach, setup_s = launch.sending
+        expected = self._at_least(np.where(bound > 0, start_s + setup_s + bound / reach, 0.0), launch, bound, times)
         return replace(expected, core_time_s=np.where(bound > 0, start_s, 0.0) + expected.expected * cores / self.cores)
 
     def _at_least(

@@ -149,7 +149,7 @@ def _launch(place: int, work: LaunchWork) -> KernelSequence:
     if isinstance(op, Collective):
         kernels, remark = collective(op, work)
         return KernelSequence(
-            members=members, kernels=kernels, sending=sending(op), remark=remark, partial=bool(kernels and remark)
+            members=members, kernels=kernels, sending=sending(op, work), remark=remark, partial=bool(kernels and remark)
         )  # fmt: skip
     if work.library in WHOLE_PASS_LIBRARIES or op.on_host:
         return by_amounts(place, work)

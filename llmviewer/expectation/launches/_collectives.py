@@ -32,9 +32,14 @@ _DEEPEP_LIBRARIES: Final = ("vllm", "sglang")  # which call DeepEP to send token
 _MOE_LIBRARIES: Final = (*_DEEPEP_LIBRARIES, "trtllm")  # which have kernels for it
 # Of DeepEP (docs/legacy.md): its kernels for many tokens reach 43 to 45 of 50 GB/s between 32 and 64 H800, without what
 # stays in a domain, and take 20 cores (num_sms of its deep_ep/buffer.py). Least squares over its times for few tokens,
-# of 16 to 256 H800, give the same part of the links and the start, within 7 % (tests/test_collectives_measured.py).
-_FORWARDED: Final = Sending(cores=20, reach=0.87)
+# of 16 to 256 H800, give the start and the part of the links, within 7 % (tests/test_collectives_measured.py). A token
+# alone on two, four and eight nodes of 8 H100 (aiconfigurator's times of DeepEP, SGLang 0.5) takes 59, 88 and 123 us to
+# its experts and 84, 120 and 137 us back by the kernels for many tokens: a twentieth of 2 ms for 4096 tokens, without
+# which they reach 0.91 of the links. Those with low latency, which engines use in decode steps, take 22 to 31 us.
+_FORWARDED: Final = Sending(cores=20, reach=0.91)
 STRAIGHT: Final = Sending(cores=0, reach=0.87, start_s=27e-6)
+_TWO_NODES_S: Final = 72e-6
+_NODE_DOUBLING_S: Final = 29e-6
 _IN_DOMAIN: Final = Sending(cores=20)  # NCCL takes about as many
 
 
@@ -121,11 +126,15 @@ def _short_all_reduce(library: str) -> Implementation:
     return Implementation(library=library, dtype="bf16", kernel=f"{_SHORT_MESSAGE_KERNELS[library]} all_reduce")
 
 
-def sending(op: Collective) -> Sending:
+def sending(op: Collective, work: LaunchWork) -> Sending:
     """Cores and links that a collective occupies."""
     if not isinstance(op, AllToAll):
         return _IN_DOMAIN
-    return STRAIGHT if op.direct else _FORWARDED if op.group.outer > 1 else _IN_DOMAIN
+    if op.direct or op.group.outer == 1:
+        return STRAIGHT if op.direct else _IN_DOMAIN
+    longest = np.max(np.broadcast_arrays(*(spans.q_len for spans in work.groups)), axis=0)
+    many_s = _TWO_NODES_S + _NODE_DOUBLING_S * np.log2(op.group.outer / 2)
+    return _FORWARDED._replace(setup_s=np.where(np.less_equal(longest, 1), STRAIGHT.start_s, many_s))
 
 
 def _ringed(devices: int) -> float:

@@ -73,11 +73,13 @@ class Sending(NamedTuple):
     cores    number of cores that its kernels occupy while a message travels
     start_s  time for which its kernels occupy all cores before and after that [s]
     reach    fraction of the links' bandwidth that is reached
+    setup_s  time until a message travels, in which its kernels occupy `cores` [s]
     """
 
     cores: float
     start_s: float = 0.0
     reach: float = 1.0
+    setup_s: Num = 0.0
 
 
 @frozen(kw_only=True)

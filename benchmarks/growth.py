@@ -66,9 +66,9 @@ def runs(folder: Path, *, large: bool) -> Iterator[Run]:
         served = ("simulate", "llama-3.1-8b", "h100-sxm", "--rate", "20", "--requests", str(requests))
         yield Run("simulate", "requests", requests, served)
     for requests in (10_000, 100_000, *((1_000_000,) if large else ())):
-        served = ("simulate", "llama-3.1-8b", "h100-sxm", "--rate", "2000", "--replicas", "100", "--requests")
+        served = ("simulate", "llama-3.1-8b", "h100-sxm", "--rate", "2000", "--replicas", "100", "--workers", "2")
         for router in ("round-robin", "least-loaded"):
-            routed = (*served, str(requests), "--router", router)
+            routed = (*served, "--requests", str(requests), "--router", router)
             yield Run("simulate --replicas 100", f"requests, {router}", requests, routed)
     for exponent in (5, 6, 7, *((8,) if large else ())):
         settings = 10**exponent

@@ -112,6 +112,16 @@ def test_two_workers_write_the_same_shards(folder, tmp_path):
     assert contents(tmp_path) == contents(folder)
 
 
+@pytest.mark.slow("starts a worker process")
+def test_a_second_process_simulates_the_expected_times_meanwhile():
+    how = {"rate": 300, "replicas": 2, "router": "least-loaded", "mtbf": 0.5, "startup": 0.1, **LOAD}
+    one, two = (simulate(MODEL, DEVICE, workers=workers, **how) for workers in (1, 2))
+    for before, after in ((one, two), (one.expected, two.expected)):
+        assert np.array_equal(before.finish_s, after.finish_s)
+        assert before.usage == after.usage
+        assert before.fleet == after.fleet
+
+
 def test_an_unfinished_sweep_has_every_combination_with_fewer_seeds(folder, tmp_path, capsys):
     design = SimulationDesign.read(folder)
     run_shards(tmp_path, design, write_shard, shard=(1, 1), progress=lambda *_: None)
@@ -193,7 +203,8 @@ def test_command_line_has_text_json_csv_and_a_page(tmp_path, capsys):
         (("--over", "tp=1,2", "--tp", "2", "--rate", "1"), "tp: the axis layout also sets it; give one of the two"),
         (("--over", "policy=,", "--rate", "1"), "must be values with commas or semicolons between; got ','"),
         (("--over", "rate=1", "--over", "rate=2"), "--over: an axis is given twice"),
-        (("--workers", "2", "--rate", "1"), "--workers runs the simulations of --over and --seeds"),
+        (("--workers", "2", "--rate", "max"), "--workers runs the simulations of --over and --seeds"),
+        (("--shard", "1/2", "--rate", "1"), "--shard runs the simulations of --over and --seeds"),
         (("--over", "rate=1", "--shard", "1/2"), "-o DIR/ must name the folder that --shard and --dask write to"),
         (("--rate", "max", "--seeds", "2"), "give --over rate=... or --over concurrency=... instead"),
         (("--over", "replicas=1..200000", "--rate", "1"), "over: must be at most 100000 simulations, seeds included"),

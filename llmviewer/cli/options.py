@@ -230,11 +230,11 @@ def report_options(command: _F) -> _F:
     )
 
 
-def shard_options(command: _F) -> _F:
-    """Adds the options of commands that write shards."""
-    return add_options(
+def shard_options(*, workers: str) -> Callable[[_F], _F]:
+    """Adds the options of commands that write shards; `workers` is the help of --workers."""
+    return lambda command: add_options(
         command,
-        click.option("--workers", type=WholeNumber(1), help="Processes that write shards."),
+        click.option("--workers", type=WholeNumber(1), help=workers),
         click.option("--shard", metavar="I/N", help="Write only every N-th shard, from the I-th on."),
         click.option(
             "--dask",

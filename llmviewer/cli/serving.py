@@ -220,7 +220,9 @@ def _in_flight(_: click.Context, parameter: click.Parameter, value: str | None) 
     help="Simulations of each combination, from --seed on: means with 95 % confidence intervals. Default: 5 with "
     "--over, 1 with --arrivals.",
 )
-@shared.shard_options
+@shared.shard_options(
+    workers="Processes: with --over or --seeds they run simulations; else the bound and the expected times run at once."
+)
 @inputs.declared_options(ServedOptions)
 @shared.depreciation
 @shared.report_options
@@ -244,12 +246,15 @@ def simulate(
     give throughput and latency for each. --over and --seeds simulate many settings and loads, each with several seeds.
     """
     shared.check_output(form, output)
-    running: dict[str, Any] = {"seeds": seeds, "workers": workers, "shard": shard, "dask": dask}
     if over or seeds:
+        running: dict[str, Any] = {"seeds": seeds, "workers": workers, "shard": shard, "dask": dask}
         _sweep(form, output, over, question | options, **running)
         return
-    for name in (name for name, value in running.items() if value is not None):
-        raise InputError(f"--{name} runs the simulations of --over and --seeds; give one of these, or leave it out")
+    in_flight = question["concurrency"]
+    single = question["rate"] != shared.MAX and not (in_flight and len(in_flight) > 1)
+    for name, value in {"workers": None if single else workers, "shard": shard, "dask": dask}.items():
+        if value is not None:
+            raise InputError(f"--{name} runs the simulations of --over and --seeds; give one of these, or leave it out")
     if question["rate"] == shared.MAX:
         _saturate(form, output, options, **question)
         return
@@ -260,7 +265,8 @@ def simulate(
     from ..reports.serving import REPORT
     from ..serving.simulation import simulate as run
 
-    simulated = with_progress(run, "request")(**question, **options, concurrency=in_flight and in_flight[0])
+    clients = in_flight and in_flight[0]
+    simulated = with_progress(run, "request")(**question, **options, concurrency=clients, workers=workers or 1)
     shared.emit_report(REPORT, simulated, form, output)
 
 

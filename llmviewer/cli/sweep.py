@@ -45,7 +45,7 @@ _PROGRESS_BAR_POINTS: Final = 200_000  # points of a sweep that take long enough
     callback=shared.nonempty,
     help="Write the points to a file (.csv or .parquet), or shards to a folder.",
 )
-@shared.shard_options
+@shared.shard_options(workers="Processes that write shards.")
 @click.option("--shard-points", type=shared.WholeNumber(1), help="Maximum points per shard; a million if not given.")
 @click.option("--summary", type=shared.PATH, metavar="DIR", help="Summarize the sweep in a folder.")
 @click.option("--by", metavar="AXES", default="model", show_default=True, help="Axes that a summary groups by.")

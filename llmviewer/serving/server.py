@@ -106,6 +106,7 @@ class ReplicaServer:
         self.clock_s, self.peak_bytes = 0.0, 0.0
         self._fewest_passes = min(requests.total_passes)
         self._num_received = 0  # requests of a router
+        self._earliest_finish_s: float | None = None  # unless it has changed since
         self._new: set[int] = set()  # those of them that are not yet admitted; kv_bytes drops the others
         self.launched_s, self.unpolled, self._ahead = 0.0, policy.poll, requests.frontend.ahead
 
@@ -142,6 +143,7 @@ class ReplicaServer:
         assert isinstance(self.arrivals, Inbox)
         self.arrivals.append(request, ready_s)
         self._num_received += 1
+        self._earliest_finish_s = None
         self._new.add(request)
 
     def advance(self, horizon_s: float) -> None:
@@ -150,20 +152,27 @@ class ReplicaServer:
         """
         assert isinstance(self.arrivals, Inbox)
         self.arrivals.horizon_s = horizon_s
+        self._earliest_finish_s = None
         self._queue_arrivals()
         self.scheduler.admit_waiting(self.clock_s)
         self._step()
 
     def earliest_finish_s(self) -> float:
-        """Lower limit of the time at which a request finishes: each pass takes at least a decode step of now. [s]"""
+        """Lower limit of the time at which a request finishes, of a server behind a router. [s]"""
+        if self._earliest_finish_s is None:
+            self._earliest_finish_s = self.clock_s + self._fastest_finish_s()
+        return self._earliest_finish_s
+
+    def _fastest_finish_s(self) -> float:
+        """Least time in which a request can finish: each pass takes at least a decode step of now. [s]"""
         requests = self.requests
+        if not any(batch.decoding for batch in self.batches):
+            return 0.0
         starting = [requests.total_passes[i] - requests.passes[i] for batch in self.batches for i in batch.prefilling]
         passes = min([*(batch.remaining_steps for batch in self.batches), *starting])
         if self.num_requests > self.scheduler.num_running:
             passes = min(passes, self._fewest_passes)
-        if not any(batch.decoding for batch in self.batches):
-            return self.clock_s
-        return self.clock_s + passes * self.steps.decoding_s([self._decode_group(each, 0) for each in self.batches])
+        return passes * self.steps.decoding_s([self._decode_group(each, 0) for each in self.batches])
 
     def usage(self) -> Usage:
         """Time and work so far."""
@@ -228,12 +237,14 @@ class ReplicaServer:
                 self.requests.preemptions[request] += 1
         self.scheduler.drop_paused()
         self._num_received -= len(waiting)
+        self._earliest_finish_s = None
         return waiting
 
     def take_running(self) -> list[tuple[int, int, float]]:
         """Removes the running requests; the result as that of Scheduler.take_running()."""
         running = self.scheduler.take_running()
         self._num_received -= len(running)
+        self._earliest_finish_s = None
         return running
 
     def _queue_arrivals(self) -> None:

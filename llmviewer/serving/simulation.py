@@ -22,6 +22,7 @@ from ..options import ServedOptions, document_options
 from ..parallel.layout import Layout
 from ..parameters import KvLink, KvTransfer
 from ..setting import Setting, layout_of, setting_of, whole_number
+from ..sweeping.shard_files import worker_pool
 from ..techniques import overrides
 from .calls import drawn_sessions
 from .clients import client_length, find_client
@@ -89,6 +90,7 @@ def simulate(
     ttft: float = inf,
     tpot: float = inf,
     years: float | None = None,
+    workers: int = 1,
     progress: Callable[[int, int], object] = lambda finished, requests: None,
     **options: Unpack[ServedOptions],
 ) -> Simulation:
@@ -132,6 +134,7 @@ def simulate(
     kv_link           as in disaggregate(); None: "scale-out"
     ttft, tpot        latency targets of each request [s]
     years             time of use over which a purchase price is spread, for devices without a cloud price
+    workers           processes; with two, the simulations at the bound and expected run at once
     progress          called with the number of finished requests, and of all; each is simulated twice unless `bound`
 
     The options are as in analyze(); a Setting may replace model, hardware and options. `hardware_set` changes both
@@ -151,7 +154,7 @@ def simulate(
         session_turns, think_time, system_prompt, tasks, prompts=prompt_lengths, gens=gen_lengths
     )
     prefill_replicas = whole_number("prefill_replicas", prefill_replicas, least=0)
-    seed = whole_number("seed", seed, least=0)
+    seed, workers = whole_number("seed", seed, least=0), whole_number("workers", workers)
     if concurrency is not None and prefill_replicas:
         raise InputError("concurrency must be left out with prefill_replicas, whose closed loop is not simulated")
     if client is not None:
@@ -228,12 +231,46 @@ def simulate(
     else:
         run = partial(_simulate_colocated, setting, parsed_policy, run_options)
     unknown = "" if setting.bound else _unknown(setting, *((prefill_setting,) if prefill_replicas else ()))
-    count, num_runs = len(traffic), 1 if setting.bound or unknown else 2
+    if setting.bound or unknown:
+        return replace(_at_bound(run, len(traffic), 1, progress), unknown=unknown)
+    bound, expected = (_both_at_once if workers > 1 else _both)(run, len(traffic), progress)
+    return replace(bound, expected=expected)
 
-    def result(i: int) -> Simulation:
-        return run(expected=i > 0, progress=lambda finished: progress(i * count + finished, num_runs * count))
 
-    return replace(result(0), unknown=unknown, expected=result(1) if num_runs > 1 else None)
+def _at_bound(
+    run: Callable[..., Simulation], requests: int, runs: int, progress: Callable[[int, int], object]
+) -> Simulation:
+    """The simulation at the bound, the first of so many `runs`, of as many requests each."""
+    return run(expected=False, progress=lambda finished: progress(finished, runs * requests))
+
+
+def _both(
+    run: Callable[..., Simulation], requests: int, progress: Callable[[int, int], object]
+) -> tuple[Simulation, Simulation]:
+    """The simulations at the bound and expected."""
+    bound = _at_bound(run, requests, 2, progress)
+    return bound, run(expected=True, progress=lambda finished: progress(requests + finished, 2 * requests))
+
+
+def _both_at_once(
+    run: Callable[..., Simulation], requests: int, progress: Callable[[int, int], object]
+) -> tuple[Simulation, Simulation]:
+    """The simulations at the bound and, in another process, expected; `progress` is of the first.
+
+    Raises InputError if the process is killed.
+    """
+    from concurrent.futures.process import BrokenProcessPool
+
+    with worker_pool(1) as pool:
+        expected = pool.submit(run, expected=True, progress=_no_progress)
+        try:
+            return _at_bound(run, requests, 1, progress), expected.result()
+        except BrokenProcessPool:
+            raise InputError("a worker was killed, perhaps out of memory; leave out workers for one process") from None
+
+
+def _no_progress(finished: int) -> None:
+    """Ignores the number of finished requests."""
 
 
 def _unknown(*settings: Setting) -> str:

@@ -23,6 +23,8 @@ from ..records import frozen
 from ..writing import write, write_text
 
 if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
+
     import pyarrow as pa
 
 DESIGN: Final = "design.json"
@@ -249,13 +251,12 @@ def run_shards(
 
 def _in_pool(workers: int, write_one: Callable[[int], int], missing_shards: Sequence[int]) -> Iterator[int]:
     """Computes shards in processes of this machine; yields their numbers as they finish."""
-    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures import as_completed
     from concurrent.futures.process import BrokenProcessPool
-    from multiprocessing import get_context
 
     if not missing_shards:
         return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_end_with_parent) as pool:
+    with worker_pool(workers) as pool:
         futures = [pool.submit(write_one, index) for index in missing_shards]
         try:
             for future in as_completed(futures):
@@ -264,6 +265,14 @@ def _in_pool(workers: int, write_one: Callable[[int], int], missing_shards: Sequ
             raise InputError("a worker was killed, perhaps out of memory; run the same command to resume") from None
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def worker_pool(workers: int) -> ProcessPoolExecutor:
+    """Processes of this machine, which end with this one."""
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_end_with_parent)
 
 
 def _end_with_parent() -> None:

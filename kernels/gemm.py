@@ -83,7 +83,8 @@ def store_or_reduce(accumulator, y_ptr, parts_ptr, count_ptr, tile, offsets, mas
     """Stores the accumulator at y[offsets]; with split-K, reduces the parts in the last program of the tile.
 
     Each program writes its part before it increments count[tile], and only the last one reads the others', bypassing L1
-    (.cg), which may hold older values. It resets the count for the next launch.
+    (.cg), which may hold older values. It asks for several parts before it adds them, as each takes L2's latency, and
+    resets the count for the next launch.
     """
     if parts_ptr is None:
         tl.store(y_ptr + offsets, accumulator.to(y_ptr.dtype.element_ty), mask)
@@ -91,11 +92,15 @@ def store_or_reduce(accumulator, y_ptr, parts_ptr, count_ptr, tile, offsets, mas
         parts = tl.num_programs(1)
         tl.store(parts_ptr + tl.program_id(1).to(tl.int64) * numel + offsets, accumulator, mask)
         tl.debug_barrier()
+        # Of these numbers, more sums would take registers that leave a multiprocessor fewer programs.
+        AHEAD: tl.constexpr = 4 if accumulator.numel <= 2048 else 2 if accumulator.numel <= 4096 else 1
         if tl.atomic_add(count_ptr + tile, 1, sem="acq_rel") == parts - 1:
             accumulator = tl.zeros_like(accumulator)
-            for _ in range(parts):
-                accumulator += tl.load(parts_ptr + offsets, mask, 0.0, cache_modifier=".cg")
-                parts_ptr += numel
+            for first in range(0, parts, AHEAD):
+                for part in tl.static_range(AHEAD):
+                    ready = mask & (first + part < parts)
+                    accumulator += tl.load(parts_ptr + offsets, ready, 0.0, cache_modifier=".cg")
+                    parts_ptr += numel
             tl.store(y_ptr + offsets, accumulator.to(y_ptr.dtype.element_ty), mask)
             tl.store(count_ptr + tile, 0)
 
@@ -255,6 +260,9 @@ def tilings(target: Target, case: Case) -> tuple[GemmTiling, ...]:
             replace(rule, block_n=32),
             replace(rule, block_n=128),
             replace(rule, block_k=2 * rule.block_k, num_stages=2),
+            # Two programs of 64 x 64 on a multiprocessor, whose shared memory four stages of 32 KiB leave to one.
+            replace(rule, num_stages=3),
+            replace(rule, block_k=rule.block_k // 2, num_stages=6),
         ]
     elif target.generation >= 90:
         stages = 4 if target.generation < 100 else 3

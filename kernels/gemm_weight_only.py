@@ -51,7 +51,6 @@ from .gemm import tolerance as gemm_tolerance
 
 BLOCK_K = 128
 _DEQUANTIZED_FROM = 512  # tokens; at 256 one launch is as fast (int4) or faster (int8, mxfp4) on an H100
-_DEQUANTIZED_ROWS = 32  # of weights that a program converts, of one block of k
 MX_GROUP = 32
 _KINDS = {"gemm_w4a16": "int4", "gemm_w8a16": "int8", "gemm_mxfp4": "mxfp4"}
 _BITS = {"int4": 4, "int8": 8, "mxfp4": 4}
@@ -202,17 +201,18 @@ def _dequantize(
     w_ptr, scale_ptr, zero_ptr, out_ptr, n, k,
     KIND: tl.constexpr, BLOCKS: tl.constexpr,
     MIN_SUBNORMAL: tl.constexpr, UNIT: tl.constexpr, BIAS: tl.constexpr, BACK: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ALONG_K: tl.constexpr,
 ):  # fmt: skip
     """Writes BLOCK_N rows of one block of k of the dequantized weights [n, k].
 
     Successive k of a half (int8) or quarter of a block are of successive words, so each is stored as it lies among
-    threads. Programs that run together write whole rows.
+    threads. Programs that run together read w in one piece or, ALONG_K, write whole rows.
     """
     DTYPE: tl.constexpr = out_ptr.dtype.element_ty
     BITS: tl.constexpr = 8 if KIND == "int8" else 4
     WORDS: tl.constexpr = BLOCK_K * BITS // 32
-    block, columns = tl.program_id(0), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    block, rows = tl.program_id(0 if ALONG_K else 1), tl.program_id(1 if ALONG_K else 0)
+    columns = rows * BLOCK_N + tl.arange(0, BLOCK_N)
     column_index = columns % n
     w_at = w_ptr + (block.to(tl.int64) * n + column_index[:, None]) * WORDS + tl.arange(0, WORDS)[None, :]
     words = tl.load(w_at, eviction_policy="evict_first").to(tl.uint32, bitcast=True)
@@ -238,7 +238,13 @@ def _dequantize(
 
 @frozen(kw_only=True)
 class DequantizedTiling(GemmTiling):
-    """The tiling of `gemm` after a launch that writes the weights in 16 bits."""
+    """The tiling of `gemm` after a launch that writes the weights in 16 bits, `rows` of one block of k a program.
+
+    along_k  programs that run together go along k, not along n
+    """
+
+    rows: int = 32
+    along_k: bool = False
 
 
 def tiling(target: Target, m: int, n: int, k: int, bits: int) -> GemmTiling:
@@ -281,7 +287,13 @@ def _tilings(bits: int) -> Callable[[Target, Case], tuple[GemmTiling, ...]]:
         rule = tiling(target, m, n, k, bits)
         if isinstance(rule, DequantizedTiling):
             fused = fused_tiling(target, m, n, k, bits)
-            return fused, replace(fused, block_m=fused.block_m // 2, num_warps=fused.block_m // 16)
+            return (
+                replace(rule, along_k=True),
+                replace(rule, rows=64),
+                replace(rule, rows=64, along_k=True),
+                fused,
+                replace(fused, block_m=fused.block_m // 2, num_warps=fused.block_m // 16),
+            )
         candidates = [replace(rule, num_stages=rule.num_stages - 1), replace(rule, num_stages=rule.num_stages + 1)]
         if m > 64:
             candidates.append(replace(rule, block_m=rule.block_m // 2, num_warps=rule.block_m // 16))
@@ -325,8 +337,8 @@ def plan(
         out = poisoned(n, k, dtype=x.dtype, device=x.device)
         dequantize = Launch(
             function=_dequantize,
-            grid=(k // BLOCK_K, cdiv(n, _DEQUANTIZED_ROWS)),
-            arguments=weights | {"out_ptr": out, "BLOCK_N": _DEQUANTIZED_ROWS, "BLOCK_K": BLOCK_K},
+            grid=(k // BLOCK_K, cdiv(n, tile.rows)) if tile.along_k else (cdiv(n, tile.rows), k // BLOCK_K),
+            arguments=weights | {"out_ptr": out, "BLOCK_N": tile.rows, "BLOCK_K": BLOCK_K, "ALONG_K": tile.along_k},
         )
         product = gemm_plan(target, x, out, tile=tile)
         return LaunchPlan(launches=(dequantize, *product.launches), outputs=product.outputs)

@@ -3,7 +3,7 @@
 What stands between the projection of queries, keys and values and `decode_attention`, in one launch: RMSNorm of each
 head where the model has it (Qwen3, arXiv:2505.09388, section 2), rotary embedding by halves of a head
 (arXiv:2104.09864; GPT-NeoX's pairs), and the writing of the cache (PagedAttention, arXiv:2309.06180, section 4.1). A
-program takes some heads of one token. Angles are those of `rope`.
+program takes some heads of one kind of one token. Angles are those of `rope`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from math import pi
 import torch
 import triton
 import triton.language as tl
+
+from llmviewer.records import frozen
 
 from ..operators.attention import Heads
 from ..operators.base import Operator, Role, Tensor, Weight
@@ -38,62 +40,92 @@ from .rope import _cos_sin
 from .rope import frequencies as frequencies_of
 
 _EPSILON = 1e-6
-_FEW_HEADS, _MANY_HEADS = (8, 2), (64, 4)  # heads of a program and its warps, with few tokens and with many
-_MANY_PROGRAMS_PER_SM = 4
 _NORM_OPS = 4  # square, sum, scale, weight
 
 
 @triton.jit
-def _store_halves(pointers, low, high, mask, half):
-    tl.store(pointers, low.to(pointers.dtype.element_ty), mask)
-    tl.store(pointers + half, high.to(pointers.dtype.element_ty), mask)
+def _rotated(low, high, weight_ptr, frequency_ptr, position, columns, inside, half, epsilon, NORM: tl.constexpr):
+    """Both halves of heads, normalized where NORM says so, and rotated as the position asks."""
+    low, high = low.to(tl.float32), high.to(tl.float32)
+    if NORM:
+        scale = 1 / tl.sqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * half) + epsilon)
+        low *= scale[:, None] * tl.load(weight_ptr + columns, inside, 0.0).to(tl.float32)[None, :]
+        high *= scale[:, None] * tl.load(weight_ptr + half + columns, inside, 0.0).to(tl.float32)[None, :]
+    angle = (position.to(tl.int64) * tl.load(frequency_ptr + columns, inside, 0)) >> 32
+    cos, sin = _cos_sin(angle.to(tl.int32)[None, :])
+    return low * cos - high * sin, high * cos + low * sin
 
 
 @triton.jit
-def _load_weights(q_weight_ptr, k_weight_ptr, is_query, columns, inside):
-    """The weights of the norms of each head."""
-    q_weights = tl.load(q_weight_ptr + columns, inside, 0.0).to(tl.float32)[None, :]
-    return tl.where(is_query, q_weights, tl.load(k_weight_ptr + columns, inside, 0.0).to(tl.float32)[None, :])
+def _move(
+    qkv_ptr, out_ptr, weight_ptr, frequency_ptr, share, heads, position, half, epsilon,
+    ROTATE: tl.constexpr, NORM: tl.constexpr, BLOCK_H: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """A share of `heads` heads, to where they are to be: BLOCK_H of one token, which have the same angles."""
+    columns, head = tl.arange(0, HALF), share * BLOCK_H + tl.arange(0, BLOCK_H)
+    inside = columns < half
+    mask = (head < heads)[:, None] & inside[None, :]
+    offsets = head[:, None] * (2 * half) + columns[None, :]
+    low, high = tl.load(qkv_ptr + offsets, mask, 0.0), tl.load(qkv_ptr + offsets + half, mask, 0.0)
+    if ROTATE:
+        low, high = _rotated(low, high, weight_ptr, frequency_ptr, position, columns, inside, half, epsilon, NORM)
+    tl.store(out_ptr + offsets, low.to(out_ptr.dtype.element_ty), mask)
+    tl.store(out_ptr + offsets + half, high.to(out_ptr.dtype.element_ty), mask)
 
 
 @triton.jit
 def _rope_cache(
     qkv_ptr, q_weight_ptr, k_weight_ptr, frequency_ptr, table_ptr, length_ptr, q_ptr, k_ptr, v_ptr,
     heads, kv_heads, half, pages, epsilon,
-    NORM: tl.constexpr, BLOCK_H: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr,
+    NORM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """Stores BLOCK_H heads of queries, keys and values of a token, in halves, which share the angles."""
-    sequence, columns = tl.program_id(1).to(tl.int64), tl.arange(0, HALF)
-    head = (tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H))[:, None]
-    is_query, is_value, inside = head < heads, head >= heads + kv_heads, columns < half
-    mask = (head < heads + 2 * kv_heads) & inside[None, :]
-    offsets = head * (2 * half) + columns[None, :]
-    qkv_at = qkv_ptr + sequence * (heads + 2 * kv_heads) * (2 * half) + offsets
-    low, high = tl.load(qkv_at, mask, 0.0).to(tl.float32), tl.load(qkv_at + half, mask, 0.0).to(tl.float32)
+    sequence, share = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    of_q, of_k = tl.cdiv(heads, BLOCK_Q), tl.cdiv(kv_heads, BLOCK_KV)
+    qkv_ptr += sequence * (heads + 2 * kv_heads) * (2 * half)
     position = tl.load(length_ptr + sequence) - 1
-    page = tl.load(table_ptr + sequence * pages + position // PAGE).to(tl.int64)
-    slot = (page * PAGE + position % PAGE) * kv_heads * (2 * half)
-    a, b = low, high
-    if NORM:
-        scale = 1 / tl.sqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * half) + epsilon)
-        a *= scale[:, None] * _load_weights(q_weight_ptr, k_weight_ptr, is_query, columns, inside)
-        b *= scale[:, None] * _load_weights(q_weight_ptr + half, k_weight_ptr + half, is_query, columns, inside)
-    angle = (position.to(tl.int64) * tl.load(frequency_ptr + columns, inside, 0)) >> 32
-    cos, sin = _cos_sin(angle.to(tl.int32)[None, :])
-    low, high = tl.where(is_value, low, a * cos - b * sin), tl.where(is_value, high, b * cos + a * sin)
-    _store_halves(q_ptr + sequence * heads * (2 * half) + offsets, low, high, mask & is_query, half)
-    k_offsets = slot + offsets - heads * (2 * half)
-    _store_halves(k_ptr + k_offsets, low, high, mask & ~is_query & ~is_value, half)
-    _store_halves(v_ptr + k_offsets - kv_heads * (2 * half), low, high, mask & is_value, half)
+    if share < of_q:
+        q_ptr += sequence * heads * (2 * half)
+        _move(
+            qkv_ptr, q_ptr, q_weight_ptr, frequency_ptr, share, heads, position, half, epsilon,
+            True, NORM, BLOCK_Q, HALF,
+        )  # fmt: skip
+    else:
+        page = tl.load(table_ptr + sequence * pages + position // PAGE).to(tl.int64)
+        slot = (page * PAGE + position % PAGE) * kv_heads * (2 * half)
+        k_share = share - of_q
+        qkv_ptr += heads * (2 * half)
+        if k_share < of_k:
+            _move(
+                qkv_ptr, k_ptr + slot, k_weight_ptr, frequency_ptr, k_share, kv_heads, position, half, epsilon,
+                True, NORM, BLOCK_KV, HALF,
+            )  # fmt: skip
+        else:
+            _move(
+                qkv_ptr + kv_heads * (2 * half), v_ptr + slot, None, frequency_ptr, k_share - of_k, kv_heads, position,
+                half, epsilon, False, False, BLOCK_KV, HALF,
+            )  # fmt: skip
 
 
-def _tiling(target: Target, sequences: int) -> tuple[int, int]:
-    """Heads of a program and its warps: many heads share angles where that leaves enough programs."""
-    return _MANY_HEADS if sequences >= _MANY_PROGRAMS_PER_SM * target.multiprocessors else _FEW_HEADS
+@frozen(kw_only=True)
+class RopeTiling:
+    """Heads of queries that a program takes, or of keys or values, at most, and its warps."""
+
+    block_q: int
+    block_kv: int
+    num_warps: int
+
+
+_TILING = RopeTiling(block_q=8, block_kv=8, num_warps=2)
+_ALTERNATIVE_TILINGS = (
+    RopeTiling(block_q=32, block_kv=8, num_warps=2),
+    RopeTiling(block_q=16, block_kv=8, num_warps=2),
+    RopeTiling(block_q=32, block_kv=16, num_warps=4),
+    RopeTiling(block_q=16, block_kv=8, num_warps=1),
+)
 
 
 def plan(
-    target: Target,
+    target: Target,  # noqa: ARG001
     qkv: torch.Tensor,
     frequencies: torch.Tensor,
     k: torch.Tensor,
@@ -102,6 +134,7 @@ def plan(
     lengths: torch.Tensor,
     q_weight: torch.Tensor | None = None,
     k_weight: torch.Tensor | None = None,
+    tile: RopeTiling = _TILING,
 ) -> LaunchPlan:
     """qkv[sequences, (heads + 2 kv_heads) dim]; frequencies[dim / 2] as in `rope`; k and v[pages, page, kv_heads, dim],
     table[sequences, pages] and lengths[sequences] as in `decode_attention`, the new tokens counted; weights[dim] of
@@ -110,17 +143,18 @@ def plan(
     sequences, (_, page, kv_heads, dim) = qkv.shape[0], k.shape
     heads = qkv.shape[1] // dim - 2 * kv_heads
     q = poisoned(sequences, heads, dim, dtype=qkv.dtype, device=qkv.device)
-    block, num_warps = _tiling(target, sequences)
+    block_q, block_kv = min(pow2(heads), tile.block_q), min(pow2(kv_heads), tile.block_kv)
     launch = Launch(
         function=_rope_cache,
-        grid=(cdiv(heads + 2 * kv_heads, block), sequences),
+        grid=(cdiv(heads, block_q) + 2 * cdiv(kv_heads, block_kv), sequences),
         arguments={
             "qkv_ptr": qkv, "q_weight_ptr": q_weight, "k_weight_ptr": k_weight, "frequency_ptr": frequencies,
             "table_ptr": table, "length_ptr": lengths, "q_ptr": q, "k_ptr": k, "v_ptr": v, "heads": heads,
             "kv_heads": kv_heads, "half": dim // 2, "pages": table.shape[1], "epsilon": _EPSILON,
-            "NORM": q_weight is not None, "BLOCK_H": block, "HALF": pow2(dim // 2), "PAGE": page,
+            "NORM": q_weight is not None, "BLOCK_Q": block_q, "BLOCK_KV": block_kv,
+            "HALF": pow2(dim // 2), "PAGE": page,
         },
-        num_warps=num_warps,
+        num_warps=tile.num_warps,
     )  # fmt: skip
     return LaunchPlan(launches=(launch,), outputs=(q, k, v))
 
@@ -230,6 +264,6 @@ KERNELS = (
         tolerance=lambda case: (EPSILON[case.dtype], max(EPSILON[case.dtype], 8 * EPSILON["fp32"])),
         operators=_operators,
         workload=lambda case: Workload.decode(batch=case["B"], kv_len=case["kv"]),
-        next_inputs=_next_inputs,
+        next_inputs=_next_inputs, tilings=lambda target, case: _ALTERNATIVE_TILINGS,
     ),
 )  # fmt: skip

@@ -10,11 +10,12 @@ depend on the order in which programs add, results repeat bit by bit, and thresh
 integers, their keys. Programs take parts of rows; the last one of a row goes on from what all have found:
 
 1. `_summarize` reads logits from memory; all others have them from L2. The k-th largest maximum of groups of 128 logits
-   is no more than the k-th largest logit, and there are few logits between the two. For top-p alone, sums of weights
-   above every other power of two tell between which of them the threshold is.
-2. `_narrow` gathers the logits from such a bound on, among which bisection finds the thresholds of top-k and top-p.
-   For top-p alone, it adds weights between two bounds up in bins, and leaves one bin, which the second launch gathers
-   if it has more than one key. Keys of bf16 seldom need that launch.
+   is no more than the k-th largest logit, and there are few logits between the two. For a k of more than half of the
+   groups, and for top-p alone, amounts (numbers, or sums of weights) above every other power of two tell between which
+   of them the threshold is.
+2. `_narrow` gathers the logits from a bound on where a k is known with them, and bisects their keys for the thresholds
+   of top-k and top-p. Elsewhere it adds amounts between two bounds up in bins, and leaves one bin, which the second
+   launch gathers if it has more than one key; those of 16 bits seldom have.
 3. `_draw` sums the weights that stay, and looks for the token in one part.
 """
 
@@ -26,6 +27,8 @@ import torch
 import triton
 import triton.language as tl
 
+from llmviewer.records import frozen
+
 from ..forms import LOGITS
 from ..operators.base import Operator, Tensor
 from ..operators.sampling import Sample
@@ -33,11 +36,9 @@ from ..precision import FP32, Format
 from ..workload import Workload
 from .base import Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 
-_BLOCK = 2048  # logits of a program
+_BLOCK = 4096  # logits of a program of `_best`
 _GROUP = 128  # logits that the largest is known of
 _BINS = 2048  # between two bounds
-_GATHERED = 4096  # logits that a row has room for
-_NUM_WARPS = 8
 _LOG2_E: tl.constexpr = tl.constexpr(log2(e))
 _ONE: tl.constexpr = tl.constexpr(2**40)  # the weight of the largest logit; 2^22 of them have a sum of 62 bits
 _RANGE: tl.constexpr = tl.constexpr(41 / log2(e))  # below the largest, at a temperature of 1, weights are 0
@@ -45,7 +46,7 @@ _SHIFT = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}  # last bits 
 _LEVELS: tl.constexpr = tl.constexpr(8)  # powers of 4 that weights are summed above
 _BOUND_STEPS: tl.constexpr = tl.constexpr(12)  # of a bisection that need not be exact
 _SLACK: tl.constexpr = tl.constexpr(2**-10)  # relative error that sums in fp32 may have, far from it
-_IN_REGISTERS: tl.constexpr = tl.constexpr(1024)  # gathered logits; more are read again and again
+_IN_REGISTERS: tl.constexpr = tl.constexpr(1024)  # gathered logits; others are read at every step
 
 
 @triton.jit
@@ -116,17 +117,18 @@ def _summarize(
     x = tl.load(x_ptr + row.to(tl.int64) * n + columns, columns < n, float("-inf")).to(tl.float32)
     temperature, top_k, top_p = tl.load(temperature_ptr + row), tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
     scale = _LOG2_E / temperature
-    by_sums = (top_k <= 0) & (top_p < 1)
+    by_levels = (top_k > PARTS * GROUPS // 2) | ((top_k <= 0) & (top_p < 1))
     largest = tl.max(x.reshape(GROUPS, BLOCK // GROUPS), 1)
     tl.store(largest_ptr + (row * PARTS + part) * GROUPS + tl.arange(0, GROUPS), largest)
-    if by_sums:
+    if by_levels:
         best = tl.max(largest, 0)
         best = tl.where(best == float("-inf"), 0.0, best)
         weights = tl.exp2((x - best) * scale)
+        amounts = tl.where(top_k > 0, tl.where(columns < n, 1.0, 0.0), weights)
         tl.store(sum_ptr + row * PARTS + part, tl.sum((weights * _ONE).to(tl.int64), 0))
         power, top = x * scale, _grid_level(best, scale)
         for level in tl.static_range(_LEVELS):
-            above = tl.sum(tl.where(power >= (top - level) * 2, weights, 0.0), 0)
+            above = tl.sum(tl.where(power >= (top - level) * 2, amounts, 0.0), 0)
             tl.store(level_ptr + (row * PARTS + part) * _LEVELS + level, above)
     if _is_last(done_ptr + row, PARTS):
         parts, groups = tl.arange(0, BLOCK_S), tl.arange(0, GROUPS)
@@ -135,6 +137,7 @@ def _summarize(
         part_best = tl.max(maxima, 1)
         best = tl.max(part_best, 0)
         low, high = best - _RANGE * temperature, best
+        target = top_k.to(tl.int64)
         if top_k > 0:
             above = best
             for _ in range(_BOUND_STEPS):
@@ -142,24 +145,26 @@ def _summarize(
                 enough = tl.sum(tl.sum((maxima >= middle).to(tl.int32), 1), 0) >= top_k
                 low = tl.where(enough, middle, low)
                 above = tl.where(enough, above, middle)
-        if by_sums:
+        if by_levels:
             part_best = tl.where(part_best == float("-inf"), best, part_best)
             factors = tl.exp2((part_best - best) * scale)
             sums = tl.load(sum_ptr + row * PARTS + parts, parts < PARTS, 0, cache_modifier=".cg")
             total = tl.sum(sums.to(tl.float64) * factors.to(tl.float64), 0).to(tl.int64)
-            target = _fraction_of(top_p, total)
-            tl.store(target_ptr + row, target)
-            target_weight = target.to(tl.float32) / _ONE
+            target = tl.where(top_k > 0, target, _fraction_of(top_p, total))
+            least = tl.where(top_k > 0, target.to(tl.float32), target.to(tl.float32) / _ONE)
+            factors = tl.where(top_k > 0, 1.0, factors)
             top = _grid_level(best, scale)
             lower = tl.minimum(top - _grid_level(part_best, scale), _LEVELS).to(tl.int32)
             for level in tl.static_range(_LEVELS):
                 has_level = (parts < PARTS) & (level >= lower)
                 at = level_ptr + (row * PARTS + parts) * _LEVELS + level - lower
-                above = tl.sum(tl.load(at, has_level, 0.0, cache_modifier=".cg") * factors, 0)
+                amount = tl.sum(tl.load(at, has_level, 0.0, cache_modifier=".cg") * factors, 0)
                 x_level = (top - level) * 2 / scale
                 margin = tl.abs(x_level) * 2.0**-20
-                high = tl.where(above * (1 + _SLACK) < target_weight, x_level + margin, high)
-                low = tl.where(above * (1 - _SLACK) >= target_weight, tl.maximum(low, x_level - margin), low)
+                if (top_k <= 0) | (top_p >= 1):  # else weights above a bound of top-k are needed for top-p
+                    high = tl.where(amount * (1 + _SLACK) < least, x_level + margin, high)
+                low = tl.where(amount * (1 - _SLACK) >= least, tl.maximum(low, x_level - margin), low)
+        tl.store(target_ptr + row, target)
         low_key = _sortable_key(low, SHIFT).to(tl.int64)
         high_key = _sortable_key(tl.minimum(high, best), SHIFT).to(tl.int64) + 1
         high_key = tl.where((top_k > 0) | (top_p < 1), tl.maximum(high_key, low_key + 1), low_key)
@@ -169,38 +174,35 @@ def _summarize(
 
 
 @triton.jit
-def _load_candidates(logit_ptr, start, count, high, best, temperature, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """Keys and weights from `start` on; those past the end are less than all, and weigh nothing, as do those from the
-    key `high` on.
-    """
+def _load_candidates(logit_ptr, start, count, best, temperature, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """Keys and weights from `start` on; those past the end are less than all, and weigh nothing."""
     offsets = start + tl.arange(0, BLOCK)
-    x = tl.load(logit_ptr + offsets, offsets < count, float("-inf"), cache_modifier=".cg").to(tl.float32)
-    keys = _sortable_key(x, SHIFT)
-    return keys, tl.where(keys < high, _weights(x, best, temperature), 0)
+    x = tl.load(logit_ptr + offsets, offsets < count, float("-inf"), cache_modifier=".cg")
+    return _sortable_key(x, SHIFT), _weights(x, best, temperature)
 
 
 @triton.jit
 def _amount_above(
-    threshold, keys, weights, logit_ptr, count, high, best, temperature, COUNTS: tl.constexpr, SHIFT: tl.constexpr,
+    threshold, keys, weights, logit_ptr, count, best, temperature, COUNTS: tl.constexpr, SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The number of candidates at or above a threshold, or the sum of their weights. Registers hold the first BLOCK."""
     result = tl.sum(tl.where(keys >= threshold, 1 if COUNTS else weights, 0).to(tl.int64), 0)
     for start in range(BLOCK, count, BLOCK):
-        other_keys, other_weights = _load_candidates(logit_ptr, start, count, high, best, temperature, SHIFT, BLOCK)
+        other_keys, other_weights = _load_candidates(logit_ptr, start, count, best, temperature, SHIFT, BLOCK)
         result += tl.sum(tl.where(other_keys >= threshold, 1 if COUNTS else other_weights, 0).to(tl.int64), 0)
     return result
 
 
 @triton.jit
 def _largest_threshold(
-    target, low, high, keys, weights, logit_ptr, count, last, best, temperature, COUNTS: tl.constexpr,
-    SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+    target, low, high, keys, weights, logit_ptr, count, best, temperature, COUNTS: tl.constexpr, SHIFT: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The largest threshold in [low, high) above which the count or sum is at least `target`, by bisection."""
     while high - low > 1:
         middle = (low + high) >> 1
-        above = _amount_above(middle, keys, weights, logit_ptr, count, last, best, temperature, COUNTS, SHIFT, BLOCK)
+        above = _amount_above(middle, keys, weights, logit_ptr, count, best, temperature, COUNTS, SHIFT, BLOCK)
         low = tl.where(above >= target, middle, low)
         high = tl.where(above >= target, high, middle)
     return low
@@ -210,21 +212,23 @@ def _largest_threshold(
 def _threshold(
     logit_ptr, count, low, high, top_k, top_p, target, best, temperature, SHIFT: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The key from which on logits stay, in [low, high)."""
-    keys, weights = _load_candidates(logit_ptr, 0, count, high, best, temperature, SHIFT, BLOCK)
+    """The key from which on logits stay, in [low, high): that above which there is `target`, of numbers for top-k, and
+    of weights for top-p alone.
+    """
+    keys, weights = _load_candidates(logit_ptr, 0, count, best, temperature, SHIFT, BLOCK)
     threshold = low
     if top_k > 0:
         threshold = _largest_threshold(
-            top_k, low, high, keys, weights, logit_ptr, count, high, best, temperature, True, SHIFT, BLOCK
+            target, low, high, keys, weights, logit_ptr, count, best, temperature, True, SHIFT, BLOCK
         )
         if top_p < 1:
             kept_weight = _amount_above(
-                threshold, keys, weights, logit_ptr, count, high, best, temperature, False, SHIFT, BLOCK
+                threshold, keys, weights, logit_ptr, count, best, temperature, False, SHIFT, BLOCK
             )
             target = _fraction_of(top_p, kept_weight)
     if top_p < 1:
         threshold = _largest_threshold(
-            target, threshold, high, keys, weights, logit_ptr, count, high, best, temperature, False, SHIFT, BLOCK
+            target, threshold, high, keys, weights, logit_ptr, count, best, temperature, False, SHIFT, BLOCK
         )
     return threshold
 
@@ -234,7 +238,7 @@ def _narrow(
     x_ptr, temperature_ptr, top_k_ptr, top_p_ptr, largest_ptr, best_ptr, bound_ptr, target_ptr, bin_ptr, above_ptr,
     logit_ptr, count_ptr, done_ptr, n,
     PARTS: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr, SHIFT: tl.constexpr, BINS: tl.constexpr,
-    GATHERED: tl.constexpr, GATHERS: tl.constexpr,
+    GATHERS: tl.constexpr,
 ):  # fmt: skip
     """Narrows the bounds of a row's threshold: to one key where logits are gathered, else to one bin."""
     row, part = tl.program_id(0), tl.program_id(1)
@@ -242,10 +246,11 @@ def _narrow(
     if high - low > 1:
         temperature, top_k, top_p = tl.load(temperature_ptr + row), tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
         best = tl.load(best_ptr + row)
-        gathers = (top_k > 0) | GATHERS
+        gathers = GATHERS | ((top_k > 0) & ((top_p < 1) | (top_k <= PARTS * GROUPS // 2)))
         shift = 0
         while (high - 1 - low) >> shift >= BINS:
             shift += 1
+        logit_ptr += row.to(tl.int64) * n
         largest = tl.max(tl.load(largest_ptr + (row * PARTS + part) * GROUPS + tl.arange(0, GROUPS)), 0)
         if _sortable_key(largest, SHIFT) >= low:
             columns = part * BLOCK + tl.arange(0, BLOCK)
@@ -255,35 +260,30 @@ def _narrow(
             if gathers:
                 number = inside.to(tl.int32)
                 places = tl.atomic_add(count_ptr + row, tl.sum(number, 0), sem="relaxed") + tl.cumsum(number, 0) - 1
-                tl.store(logit_ptr + row.to(tl.int64) * GATHERED + places, x, inside & (places < GATHERED))
+                tl.store(logit_ptr + places, x, inside)
             else:
-                weights = _weights(x, best, temperature)
-                tl.atomic_add(above_ptr + row, tl.sum(tl.where(keys >= high, weights, 0), 0), sem="relaxed")
+                amounts = tl.where(top_k > 0, 1, _weights(x, best, temperature))
+                tl.atomic_add(above_ptr + row, tl.sum(tl.where(keys >= high, amounts, 0), 0), sem="relaxed")
                 bins = ((keys - low) >> shift).to(tl.int32)
-                tl.atomic_add(bin_ptr + row.to(tl.int64) * BINS + bins, weights, inside, sem="relaxed")
+                tl.atomic_add(bin_ptr + row.to(tl.int64) * BINS + bins, amounts, inside, sem="relaxed")
         if _is_last(done_ptr + row, PARTS):
             target = tl.load(target_ptr + row)
             if gathers:
                 count = tl.load(count_ptr + row, cache_modifier=".cg")
                 tl.store(count_ptr + row, 0)
-                logit_ptr += row.to(tl.int64) * GATHERED
-                x_ptr += row.to(tl.int64) * n
-                if count <= GATHERED:
-                    low = _threshold(
-                        logit_ptr, count, low, high, top_k, top_p, target, best, temperature, SHIFT, _IN_REGISTERS
-                    )
-                else:
-                    low = _threshold(x_ptr, n, low, high, top_k, top_p, target, best, temperature, SHIFT, _IN_REGISTERS)
+                low = _threshold(
+                    logit_ptr, count, low, high, top_k, top_p, target, best, temperature, SHIFT, _IN_REGISTERS
+                )
                 high = low
             else:
                 bins = tl.arange(0, BINS)
                 bin_at = bin_ptr + row.to(tl.int64) * BINS + bins
                 sums = tl.load(bin_at, cache_modifier=".cg")
-                running = tl.load(above_ptr + row, cache_modifier=".cg") + tl.sum(sums, 0) - tl.cumsum(sums, 0)
+                above = tl.load(above_ptr + row, cache_modifier=".cg") + tl.sum(sums, 0) - tl.cumsum(sums, 0)
                 tl.store(bin_at, tl.zeros_like(sums))
                 tl.store(above_ptr + row, tl.zeros((), tl.int64))
-                chosen = tl.max(tl.where(running + sums >= target, bins, 0), 0)
-                tl.store(target_ptr + row, target - tl.sum(tl.where(bins == chosen, running, 0), 0))
+                chosen = tl.max(tl.where(above + sums >= target, bins, 0), 0)
+                tl.store(target_ptr + row, target - tl.sum(tl.where(bins == chosen, above, 0), 0))
                 low += chosen.to(tl.int64) << shift
                 high = tl.minimum(low + (tl.full((), 1, tl.int64) << shift), high)
             tl.store(bound_ptr + 2 * row, low)
@@ -325,14 +325,10 @@ def _draw(
         tl.store(token_ptr + row, tl.min(tl.where(passed, columns, n - 1), 0))
 
 
-def _block_size(n: int) -> int:
-    return min(pow2(n), _BLOCK)
-
-
 def plan_argmax(target: Target, logits: torch.Tensor) -> LaunchPlan:  # noqa: ARG001
     """logits[rows, vocab] to the first of the largest of each row: tokens[rows]."""
     rows, n = logits.shape
-    block, device = _block_size(n), logits.device
+    block, device = min(pow2(n), _BLOCK), logits.device
     parts = cdiv(n, block)
     tokens = poisoned(rows, dtype=torch.int32, device=device)
     arguments = {
@@ -341,8 +337,25 @@ def plan_argmax(target: Target, logits: torch.Tensor) -> LaunchPlan:  # noqa: AR
         "done_ptr": torch.zeros(rows, dtype=torch.int32, device=device), "token_ptr": tokens, "n": n,
         "PARTS": parts, "BLOCK": block, "BLOCK_S": pow2(parts),
     }  # fmt: skip
-    launch = Launch(function=_best, grid=(rows, parts), arguments=arguments, num_warps=_NUM_WARPS)
+    launch = Launch(function=_best, grid=(rows, parts), arguments=arguments, num_warps=8)
     return LaunchPlan(launches=(launch,), outputs=(tokens,))
+
+
+@frozen(kw_only=True)
+class SampleTiling:
+    """`block` logits of a row for each program of `num_warps` warps."""
+
+    block: int
+    num_warps: int
+
+
+_TILING = SampleTiling(block=2048, num_warps=8)  # of 8 logits a thread, 4 programs and more fit a multiprocessor
+_ALTERNATIVE_TILINGS = (
+    SampleTiling(block=4096, num_warps=16),
+    SampleTiling(block=2048, num_warps=4),
+    SampleTiling(block=4096, num_warps=8),
+    SampleTiling(block=1024, num_warps=4),
+)
 
 
 def plan_sample(
@@ -352,12 +365,13 @@ def plan_sample(
     top_k: torch.Tensor,
     top_p: torch.Tensor,
     uniform: torch.Tensor,
+    tile: SampleTiling = _TILING,
 ) -> LaunchPlan:
     """logits[rows, vocab] to tokens[rows]. For each row a temperature above 0, a k or 0, a p from 0 to 1, and a random
     number from 0 up to, but not including, 1.
     """
     rows, n = logits.shape
-    block, device = _block_size(n), logits.device
+    block, device = min(pow2(n), tile.block), logits.device
     parts, groups = cdiv(n, block), max(block // _GROUP, 1)
 
     def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -377,8 +391,7 @@ def plan_sample(
     levels = {"sum_ptr": sums, "level_ptr": empty(parts, _LEVELS.value, dtype=torch.float32), "BLOCK_S": pow2(parts)}
     bins = {
         "bin_ptr": zeros(_BINS, dtype=torch.int64), "above_ptr": zeros(dtype=torch.int64), "BINS": _BINS,
-        "logit_ptr": empty(_GATHERED, dtype=torch.float32), "count_ptr": zeros(dtype=torch.int32),
-        "GATHERED": _GATHERED,
+        "logit_ptr": empty(n, dtype=torch.float32), "count_ptr": zeros(dtype=torch.int32),
     }  # fmt: skip
     drawn = {"uniform_ptr": uniform, "sum_ptr": sums, "token_ptr": tokens, "BLOCK_S": pow2(parts)}
     functions = (
@@ -388,7 +401,7 @@ def plan_sample(
         (_draw, drawn),
     )
     launches = tuple(
-        Launch(function=function, grid=(rows, parts), arguments=shared | arguments, num_warps=_NUM_WARPS)
+        Launch(function=function, grid=(rows, parts), arguments=shared | arguments, num_warps=tile.num_warps)
         for function, arguments in functions
     )
     return LaunchPlan(launches=launches, outputs=(tokens,))
@@ -477,6 +490,7 @@ KERNELS = (
             case("fp32", rows=64, vocab=128256, k=50, percent=90),
         ),
         make=_make_sample, plan=plan_sample, reference=reference_sample,
+        tilings=lambda target, case: _ALTERNATIVE_TILINGS,
         # Tokens are what they are, unless u meets the last bit of an exponential, once in a million rows.
         tolerance=lambda case: (0.0, 0.0),
         operators=_operators, workload=_workload,

@@ -12,7 +12,8 @@ from triton.runtime import interpreter  # noqa: E402
 
 from llmviewer.errors import InputError  # noqa: E402
 from llmviewer.forms import evaluate, total  # noqa: E402
-from llmviewer.kernels.base import Target  # noqa: E402
+from llmviewer.kernels import load_kernel  # noqa: E402
+from llmviewer.kernels.base import Target, case  # noqa: E402
 from llmviewer.kernels.decoder import decode_step  # noqa: E402
 from llmviewer.model_files import load_model  # noqa: E402
 from llmviewer.transforms.flash_attention import flash_attention  # noqa: E402
@@ -142,6 +143,17 @@ def test_decode_step_counts_equal_the_engine_except_for_fusion(name):
     assert step.ops == pytest.approx(ops + BATCH * vocab, rel=1e-12)
     assert step.nbytes == pytest.approx(nbytes + BATCH * (2 * vocab + 4 - 2 * layers * saved), rel=1e-12)
     assert abs(step.nbytes / nbytes - 1) < 0.005
+
+
+@pytest.mark.slow("in Triton's interpreter")
+@pytest.mark.parametrize("tile", load_kernel("rope_cache").tilings(None, None), ids=str)
+def test_heads_of_a_program_do_not_change_what_is_rotated(tile):
+    one = case("fp16", B=2, heads=20, kv_heads=5, dim=32, kv=40, page=16, norm=1)
+    kernel = load_kernel("rope_cache")
+    inputs = kernel.make(one, "cpu", 0)
+    copied = {name: value.clone() if hasattr(value, "clone") else value for name, value in inputs.items()}
+    for ours, theirs in zip(kernel.run(**inputs), kernel.run(**copied, tile=tile), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_layer_has_the_minimal_number_of_launches():

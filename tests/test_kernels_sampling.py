@@ -65,8 +65,8 @@ def test_sampling_frequencies_equal_the_probabilities(kept, wanted):
 
 
 @pytest.mark.slow("in Triton's interpreter")
-def test_a_level_that_has_the_k_largest_and_no_other():
-    """Logits below it count neither for top-k nor for the sum that u is a part of."""
+def test_logits_below_the_k_largest_are_never_drawn():
+    """They count neither for top-k nor for the sum that u is a part of."""
     assert drawn([*LOGITS, *6 * [-6.0]], 16, k=5) == [1, 8, 4, 2, 1, *6 * [0]]
 
 
@@ -78,6 +78,22 @@ def test_temperature_flattens_and_masked_tokens_are_never_drawn():
 
 def test_zeros_of_both_signs_are_alike():
     assert drawn([-0.0, 0.0, -1.0], 4, k=1) == [2, 2, 0]
+
+
+@pytest.mark.slow("in Triton's interpreter")
+@pytest.mark.parametrize("tile", load_kernel("sample").tilings(None, None), ids=str)
+@pytest.mark.parametrize(("dtype", "scale"), [("bf16", 0.3), ("fp32", 1.0), ("fp16", 3.0)])
+def test_tokens_are_those_of_a_sort_whatever_the_tiling(dtype, scale, tile):
+    """A k of few logits, of more than half of the groups of 128 and of nearly all, each with and without top-p; top-p
+    alone, of nearly nothing and of nearly all; thresholds on both sides of 0, and tokens that are masked.
+    """
+    kernel, rows, vocab = load_kernel("sample"), 10, 5000
+    inputs = kernel.make(case(dtype, rows=rows, vocab=vocab, k=1, percent=50), "cpu", 5)
+    inputs["logits"] = (inputs["logits"].float() * scale / 3).to(inputs["logits"].dtype)
+    inputs["logits"][:, 4000:4700] = float("-inf")
+    inputs["top_k"] = torch.tensor([5, 5, 50, 50, 4200, 4200, 0, 0, 0, 0], dtype=torch.int32)
+    inputs["top_p"] = torch.tensor([0.9, 1.0, 0.9, 1.0, 0.9, 1.0, 0.02, 0.5, 0.999, 1.0])
+    assert kernel.run(**inputs, tile=tile)[0].tolist() == kernel.reference(**inputs)[0].tolist()
 
 
 @pytest.mark.slow("in Triton's interpreter")

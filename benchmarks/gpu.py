@@ -11,7 +11,7 @@ Without a name the first three parts, in turn. Where llmviewer is not installed,
 Checks every case of every kernel against its reference, in bf16 and at larger sizes as well, for which Triton's
 interpreter is no use, and these in tilings that are to be tried; takes decode steps of whole models as graphs; then
 times, for a few sizes of Llama 3.1 8B, the rule's tiling and all that tuning tries, beside torch and the bandwidth of a
-copy. `time KERNEL` does so for the full-size cases of a kernel. `compile` fills Triton's cache with the launches of
+copy. `time KERNEL` does so for sizes that decide its rule. `compile` fills Triton's cache with the launches of
 `llmviewer measure`, so that none of its minutes go to compilers. `all` is for a GPU lent for some minutes: check and
 compile at once, `llmviewer measure --no-tune`, the steps, and as many kernels whose tilings are to be tried as there is
 time for, with all that they print and the rows in a folder. Each part is a process of its own with a time limit: a
@@ -107,6 +107,22 @@ _LARGER = {  # tiles of full size whose loops go round their stages more than on
     + [case("bf16", B=1, heads=8, kv_heads=4, dim=256, kv=20000, page=64, kv_bits=8)],
     "mla_decode": [case("bf16", B=2, heads=heads, latent=512, rope=64, kv=3000, page=64) for heads in (16, 128)],
 }
+_NARROW = ((1, 14336, 4096), (2048, 14336, 4096), (1, 4096, 14336))  # M, N, K of products with narrow weights
+_UNDECIDED = {  # sizes, in place of those of `full_size`, at which tilings may be faster than the rule's
+    "gemm": [
+        case("bf16", M=m, N=n, K=k)
+        for m, n, k in (
+            (64, 3840, 4096), (32, 2816, 2048), (512, 6144, 4096), (64, 512, 2048), (2048, 2816, 2048), (512, 64, 2048),
+            (64, 4096, 4096), (32, 4096, 4096),
+        )
+    ],
+    "gemm_w4a16": [case("bf16", M=m, N=n, K=k, group=128) for m, n, k in _NARROW],
+    "gemm_w8a16": [case("bf16", M=m, N=n, K=k) for m, n, k in _NARROW],
+    "sample": [case("bf16", rows=rows, vocab=128256, k=50, percent=90) for rows in (64, 256, 8)],
+    "rope_cache": [
+        case("bf16", B=batch, heads=32, kv_heads=8, dim=128, kv=128, page=64) for batch in (64, 1024, 4096)
+    ],
+}  # fmt: skip
 _TIMED = (  # one of each goal of docs/measuring.md first
     {"family": "gemm", "dtype": "bf16", "M": 8192, "N": 14336, "K": 4096},
     {"family": "attention_prefill", "dtype": "bf16", "batch": 2, "q_len": 8192},
@@ -197,10 +213,13 @@ def compiled(number: int) -> Iterator[str]:
 
 
 def timed_kernel(name: str) -> Iterator[str]:
-    """Lines on the full-size cases of a kernel."""
+    """Lines on the full-size cases of a kernel, or on others that decide its rule; of gemm beside torch."""
     kernel = load_kernel(name)
-    for one in kernel.full_size:
-        yield from timed_problem(own_problem(kernel, one))
+    for one in _UNDECIDED.get(name, kernel.full_size):
+        if name == "gemm":
+            yield from timed_problem(Problem(family="gemm", op="gemm", dtype=one.dtype, sizes=one.sizes))
+        else:
+            yield from timed_problem(own_problem(kernel, one))
 
 
 def timed(number: int) -> Iterator[str]:

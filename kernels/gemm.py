@@ -262,7 +262,6 @@ def tilings(target: Target, case: Case) -> tuple[GemmTiling, ...]:
             replace(rule, block_k=2 * rule.block_k, num_stages=2),
             # Two programs of 64 x 64 on a multiprocessor, whose shared memory four stages of 32 KiB leave to one.
             replace(rule, num_stages=3),
-            replace(rule, block_k=rule.block_k // 2, num_stages=6),
         ]
     elif target.generation >= 90:
         stages = 4 if target.generation < 100 else 3

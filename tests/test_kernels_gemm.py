@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 from triton.runtime import interpreter  # noqa: E402
 
 from llmviewer.errors import InputError  # noqa: E402
-from llmviewer.kernels import fused_moe, gemm, gemm_weight_only, kernel_names, load_kernel  # noqa: E402
+from llmviewer.kernels import gemm, gemm_weight_only, kernel_names, load_kernel, permute  # noqa: E402
 from llmviewer.kernels.base import Target, case  # noqa: E402
 
 from .kernel_checks import NEW, cases, converted, moved, named, seed  # noqa: E402
@@ -133,16 +133,16 @@ def test_parts_of_k_are_all_of_it_and_never_empty(m, n, k):
 
 
 @pytest.mark.slow("in Triton's interpreter")
-def test_pairs_of_a_token_and_an_expert_are_sorted_by_expert_and_keep_their_order():
-    inputs = load_kernel("fused_moe").make(case("fp16", M=700, N=8, K=8, experts=6, chosen=2), "cpu", 3)
-    plan = fused_moe.plan(Target.of(torch.device("cpu")), **inputs)
-    route, count, place = plan.launches[:3]
-    for launch in (route, count, place):
+@pytest.mark.parametrize("pairs", [1400, 20000], ids=["one launch", "parts of the pairs"])
+def test_pairs_of_a_token_and_an_expert_are_sorted_by_expert_and_keep_their_order(pairs):
+    expert = torch.randint(6, (pairs,), generator=torch.Generator().manual_seed(3)).to(torch.int32)
+    launches, order, place, end = permute.sort_pairs(expert, 6)
+    for launch in launches:
         launch()
-    expert, order = (place.arguments[f"{name}_ptr"].long() for name in ("expert", "order"))
+    expert, order = expert.long(), order.long()
     assert torch.equal(order, expert.argsort(stable=True))
-    assert torch.equal(place.arguments["place_ptr"].long()[order], torch.arange(1400))
-    assert torch.equal(place.arguments["end_ptr"].long(), expert.bincount(minlength=6).cumsum(0))
+    assert torch.equal(place.long()[order], torch.arange(pairs))
+    assert torch.equal(end.long(), expert.bincount(minlength=6).cumsum(0))
 
 
 def test_every_mxfp4_code_dequantizes_to_its_table_value():

@@ -35,7 +35,7 @@ from ..operators.masks import Causal
 from ..precision import NAMED, Format
 from ..workload import Sequences, Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
-from .flash_attention import online_softmax
+from .flash_attention import online_softmax, sink_score, sink_weights, softmax_with_sinks
 
 _LOG2_E = log2(e)
 _MIN_KEYS_PER_SPLIT = 256  # below, a split costs more through its partial result in memory than it gains
@@ -214,8 +214,8 @@ def _merge_last(
 
 @triton.jit
 def _decode(
-    q_ptr, k_ptr, v_ptr, o_ptr, part_ptr, weight_ptr, done_ptr, table_ptr, length_ptr, k_scale_ptr, v_scale_ptr,
-    scale, window, heads, kv_heads, dim, pages, splits, cache_pages,
+    q_ptr, k_ptr, v_ptr, o_ptr, part_ptr, weight_ptr, done_ptr, sink_ptr, table_ptr, length_ptr, k_scale_ptr,
+    v_scale_ptr, scale, window, heads, kv_heads, dim, pages, splits, cache_pages,
     GROUP: tl.constexpr, BLOCK_H: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_S: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr, PACKED: tl.constexpr, PTX: tl.constexpr,
     EARLY: tl.constexpr,
@@ -254,6 +254,10 @@ def _decode(
         out = tl.zeros((BLOCK_H, DIM), dtype=tl.float32)
     row_max = tl.full((BLOCK_H,), -1e30, dtype=tl.float32)
     row_sum = tl.zeros((BLOCK_H,), dtype=tl.float32)
+    if sink_ptr is not None:  # of one split only
+        sink = sink_score(sink_ptr, kv_head * GROUP + group_head, group_head < GROUP)
+        row_max = tl.where(split == 0, sink, row_max)
+        row_sum = tl.where(split == 0, row_sum + 1.0, row_sum)
     for key in range(first, last, BLOCK_N):
         keys = key + tl.arange(0, BLOCK_N)
         valid = keys < last
@@ -306,7 +310,7 @@ def _dequantized(codes, pair_ptr, pair_offsets, valid, groups, GROUPS: tl.conste
 
 @triton.jit
 def _decode_int4(
-    q_ptr, k_ptr, v_ptr, o_ptr, part_ptr, weight_ptr, done_ptr, table_ptr, length_ptr, k_pair_ptr, v_pair_ptr,
+    q_ptr, k_ptr, v_ptr, o_ptr, part_ptr, weight_ptr, done_ptr, sink_ptr, table_ptr, length_ptr, k_pair_ptr, v_pair_ptr,
     scale, window, heads, kv_heads, half, pages, groups, splits, cache_pages,
     GROUP: tl.constexpr, BLOCK_H: tl.constexpr, HALF: tl.constexpr, GROUPS: tl.constexpr, BLOCK_N: tl.constexpr,
     PAGE: tl.constexpr, BLOCK_S: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr,
@@ -330,6 +334,10 @@ def _decode_int4(
     high = tl.zeros((BLOCK_H, HALF), dtype=tl.float32)
     row_max = tl.full((BLOCK_H,), -1e30, dtype=tl.float32)
     row_sum = tl.zeros((BLOCK_H,), dtype=tl.float32)
+    if sink_ptr is not None:  # of one split only
+        sink = sink_score(sink_ptr, kv_head * GROUP + group_head, group_head < GROUP)
+        row_max = tl.where(split == 0, sink, row_max)
+        row_sum = tl.where(split == 0, row_sum + 1.0, row_sum)
     second = groups // 2  # the first group of the second half
     groups_per_half = tl.maximum(second, 1)
     for key in range(first, last, BLOCK_N):
@@ -439,11 +447,12 @@ def plan(
     v_scale: torch.Tensor | None = None,
     *,
     window: int = 0,
+    sinks: torch.Tensor | None = None,
     tile: DecodeTiling | None = None,
 ) -> LaunchPlan:
     """q[sequences, heads, dim]; k and v[pages, page, kv_heads, dim], of int4 [.., dim / 2] bytes and their scales and
     zeros [.., groups, 2]; table[sequences, pages], the page of each run of positions; lengths[sequences], `longest` at
-    the most, as the shape of a launch must not depend on what is in memory.
+    the most, as the shape of a launch must not depend on what is in memory; sinks[heads] as in `flash_attention`.
 
     Raises InputError where groups of int4 do not fit, or heads of fp8 are not even.
     """
@@ -458,11 +467,11 @@ def plan(
     done_counts = None if separate_merge else torch.zeros(sequences * kv_heads, dtype=torch.int32, device=q.device)
     common = {
         "q_ptr": q, "k_ptr": k, "v_ptr": v, "o_ptr": o, "part_ptr": parts.values, "weight_ptr": parts.weight,
-        "done_ptr": done_counts, "table_ptr": table, "length_ptr": lengths, "scale": dim**-0.5 * _LOG2_E,
-        "window": window or _NO_WINDOW, "heads": heads, "kv_heads": kv_heads, "pages": table.shape[1], "GROUP": group,
-        "BLOCK_H": max(pow2(group), 16), "BLOCK_N": tile.keys, "PAGE": page, "splits": tile.splits,
-        "BLOCK_S": pow2(tile.splits), "ROWS": max(min(pow2(group), _MERGE_ELEMENTS // row), 1), "EARLY": early,
-        "cache_pages": len(k),
+        "done_ptr": done_counts, "sink_ptr": sinks, "table_ptr": table, "length_ptr": lengths,
+        "scale": dim**-0.5 * _LOG2_E, "window": window or _NO_WINDOW, "heads": heads, "kv_heads": kv_heads,
+        "pages": table.shape[1], "GROUP": group, "BLOCK_H": max(pow2(group), 16), "BLOCK_N": tile.keys, "PAGE": page,
+        "splits": tile.splits, "BLOCK_S": pow2(tile.splits), "ROWS": max(min(pow2(group), _MERGE_ELEMENTS // row), 1),
+        "EARLY": early, "cache_pages": len(k),
     }  # fmt: skip
     if k_scale is not None and v_scale is not None and k.dtype == torch.uint8:
         half, groups = dim // 2, k_scale.shape[3]
@@ -571,6 +580,7 @@ def reference(
     v_scale: torch.Tensor | None = None,
     *,
     window: int = 0,
+    sinks: torch.Tensor | None = None,
     tile: DecodeTiling | None = None,  # noqa: ARG001
 ) -> tuple[torch.Tensor, ...]:
     """Attention of each query over the paged cache of its sequence, with dequantized keys and values; in fp32."""
@@ -582,8 +592,8 @@ def reference(
         keys, values = (x[:, -window:] if window else x for x in (keys, values))
         keys, values = (x.repeat_interleave(q.shape[1] // k.shape[2], 0) for x in (keys, values))
         scale = q.shape[2] ** -0.5 * (1 if k_scale is None else k_scale)
-        weights = (keys @ ours[:, :, None] * scale).softmax(1)
-        outputs.append((weights.transpose(1, 2) @ values)[:, 0] * (1 if v_scale is None else v_scale))
+        weights = softmax_with_sinks((keys @ ours[:, :, None] * scale).transpose(1, 2), sinks)
+        outputs.append((weights @ values)[:, 0] * (1 if v_scale is None else v_scale))
     return (torch.stack(outputs),)
 
 
@@ -603,6 +613,8 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
         "longest": case["kv"],
         "window": case.get("window"),
     }
+    if case.get("sinks"):
+        inputs["sinks"] = random.normal(case["heads"], dtype=dtype)
     if case.get("kv_bits") == 4:
         for name in "kv":
             scale = random.uniform(*slots, dim // case["group"], 1, low=0.1, high=0.3)
@@ -633,7 +645,7 @@ def _operators(case: Case) -> tuple[Operator, ...]:
         Tensor(name=name, width=heads.kv_width, format=cache_format, rows=mask.keys_read, role=Role.KV_CACHE)
         for name in "kv"
     )
-    return (FlashAttention(name="attention", inputs=(q, k, v), outputs=(o,), heads=heads),)
+    return (FlashAttention(name="attention", inputs=(q, k, v), outputs=(o,), weights=sink_weights(case), heads=heads),)
 
 
 def _tilings(target: Target, case: Case) -> tuple[DecodeTiling, ...]:
@@ -651,8 +663,10 @@ KERNELS = (
             case("fp16", B=1, heads=6, kv_heads=1, dim=32, kv=1300, page=32),
             case("fp16", B=1, heads=2, kv_heads=1, dim=32, kv=700, page=16, window=300),
             case("fp16", B=2, heads=4, kv_heads=1, dim=64, kv=517, page=64, ragged=516),
+            case("fp16", B=2, heads=6, kv_heads=2, dim=32, kv=700, page=16, window=300, ragged=650, sinks=1),
             case("fp16", B=1, heads=4, kv_heads=2, dim=64, kv=260, page=16, kv_bits=8),
             case("fp16", B=2, heads=4, kv_heads=2, dim=64, kv=304, page=16, kv_bits=4, group=64),
+            case("fp16", B=1, heads=4, kv_heads=2, dim=64, kv=304, page=16, kv_bits=4, group=64, sinks=1),
             case("fp16", B=2, heads=3, kv_heads=1, dim=80, kv=333, page=16, kv_bits=4, group=40, ragged=200),
             case("fp16", B=1, heads=2, kv_heads=2, dim=96, kv=560, page=16, kv_bits=4, group=16),
         ),
@@ -668,6 +682,7 @@ KERNELS = (
             case("bf16", B=16, heads=32, kv_heads=8, dim=128, kv=1024, page=64),
             case("bf16", B=1, heads=32, kv_heads=8, dim=128, kv=16384, page=64),
             case("bf16", B=8, heads=32, kv_heads=8, dim=128, kv=8192, page=64, kv_bits=8),
+            case("bf16", B=64, heads=64, kv_heads=8, dim=64, kv=8192, page=64, window=128, sinks=1),
         ),
         make=_make, plan=plan, reference=reference,
         tolerance=lambda case: (2 * EPSILON[case.dtype], 2 * EPSILON[case.dtype]),

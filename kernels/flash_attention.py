@@ -22,12 +22,13 @@ from llmviewer.records import frozen
 
 from ..errors import InputError
 from ..operators.attention import FlashAttention, Heads
-from ..operators.base import Operator, Role, Tensor
-from ..operators.masks import Bidirectional, Causal
+from ..operators.base import Operator, Role, Tensor, Weight
+from ..operators.masks import Bidirectional, Causal, FixedKeys, Mask
 from ..workload import Sequences, Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2, scratch
 
 _LOG2_E = log2(e)
+_SINK_SCALE = tl.constexpr(_LOG2_E)
 MASKED_SCORE = tl.constexpr(-(2.0**100))  # of a key that a query does not see; see `online_softmax`
 
 
@@ -79,6 +80,12 @@ def online_softmax(scores, visible, scale, row_max, row_sum):
 
 
 @triton.jit
+def sink_score(sink_ptr, heads, mask):
+    """The scores of heads' sinks, in powers of two as those of keys are once scaled."""
+    return tl.load(sink_ptr + heads, mask, 0.0).to(tl.float32) * _SINK_SCALE
+
+
+@triton.jit
 def _attend(
     out, row_max, row_sum, q, k_rows, v_rows, kv_start, kv_head, kv_heads, dim, positions, kv_len, window, scale,
     first, last, unmasked_start, unmasked_end,
@@ -109,7 +116,7 @@ def _attend(
 
 @triton.jit
 def _flash_attention(
-    q_rows, k_rows, v_rows, o_ptr, q_ends_ptr, kv_ends_ptr, scale, window, heads, kv_heads, dim,
+    q_rows, k_rows, v_rows, o_ptr, sink_ptr, q_ends_ptr, kv_ends_ptr, scale, window, heads, kv_heads, dim,
     DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr,
     DESCRIBED: tl.constexpr, ONE_LOOP: tl.constexpr,
 ):  # fmt: skip
@@ -130,6 +137,9 @@ def _flash_attention(
         out = tl.zeros((BLOCK_M, DIM), dtype=tl.float32)
         row_max = tl.full((BLOCK_M,), -1e30, dtype=tl.float32)
         row_sum = tl.zeros((BLOCK_M,), dtype=tl.float32)
+        if sink_ptr is not None:  # as a key before all others would leave them, whose value is 0
+            row_max = tl.zeros((BLOCK_M,), dtype=tl.float32) + sink_score(sink_ptr, head, True)
+            row_sum += 1.0
         first_key, unmasked_start = 0, 0  # first key that any query sees, and that all see
         if CAUSAL:
             end = min(kv_len, first_position + BLOCK_M)
@@ -241,6 +251,7 @@ _ALTERNATIVE_TILES: Final = {
     },
 }
 
+_OTHER_MASKS: Final = {"window", "both_ways", "cross", "sinks"}  # sizes of cases that specialized warps are not for
 _SPECIALIZED_TILES: Final = {64: (128, 3), 128: (128, 2), 256: (64, 2)}  # (keys, stages), by the width of a head
 
 
@@ -272,7 +283,7 @@ def tilings(target: Target, case: Case) -> tuple[FlashTiling, ...]:
         for queries, keys, num_warps, num_stages in others
     ]
     alternatives.append(replace(tiling(target, pow2(dim), 128), one_loop=True))
-    if target.generation == 90 and dim == width and not (case.get("window") or case.get("both_ways")):
+    if target.generation == 90 and dim == width and not (_OTHER_MASKS & dict(case.sizes).keys()):
         keys, num_stages = _SPECIALIZED_TILES[width]  # last: the compiler's newest way is its least tried
         alternatives.append(FlashTiling(queries=128, keys=keys, num_warps=4, num_stages=num_stages, specialized=True))
     return tuple(one for one in alternatives if one.queries <= pow2(longest))
@@ -289,10 +300,12 @@ def plan(
     *,
     causal: bool = True,
     window: int = 0,
+    sinks: torch.Tensor | None = None,
     tile: FlashTiling | None = None,
 ) -> LaunchPlan:
     """q[queries, heads, dim], k and v[keys, kv_heads, dim] to o like q. Sequence i has the rows from ends[i] to
-    ends[i + 1], of which there are `longest` queries at the most; ends[0] is 0. A window of 0 is none.
+    ends[i + 1], of which there are `longest` queries at the most; ends[0] is 0. A window of 0 is none. Each
+    head may have one of sinks[heads], a score that takes its share of the softmax and has no value.
 
     Raises InputError where `tile` is specialized and this attention is not what it is for.
     """
@@ -306,10 +319,10 @@ def plan(
         "kv_heads": kv_heads, "DIM": padded, "BLOCK_M": tile.queries, "BLOCK_N": tile.keys,
     }  # fmt: skip
     if tile.specialized:
-        if dim != padded or window or not causal:
+        if dim != padded or window or not causal or sinks is not None:
             raise InputError(
-                "warp specialization needs causal attention without a window and a head size that is a power of two; "
-                f"got head size {dim}, window={window}, causal={causal}"
+                "warp specialization needs causal attention without a window or sinks and a head size that is a power "
+                f"of two; got head size {dim}, window={window}, causal={causal}, sinks={sinks is not None}"
             )
         triton.set_allocator(scratch)
         launch = Launch(
@@ -331,8 +344,8 @@ def plan(
         grid=grid,
         arguments=common | {
             "q_rows": rows(q, tile.queries), "k_rows": rows(k, tile.keys), "v_rows": rows(v, tile.keys),
-            "window": window, "dim": dim, "CAUSAL": causal, "WINDOWED": window > 0, "DESCRIBED": described,
-            "ONE_LOOP": tile.one_loop,
+            "sink_ptr": sinks, "window": window, "dim": dim, "CAUSAL": causal, "WINDOWED": window > 0,
+            "DESCRIBED": described, "ONE_LOOP": tile.one_loop,
         },
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -350,6 +363,7 @@ def reference(
     *,
     causal: bool = True,
     window: int = 0,
+    sinks: torch.Tensor | None = None,
     tile: FlashTiling | None = None,  # noqa: ARG001
 ) -> tuple[torch.Tensor, ...]:
     """Attention of each sequence of a ragged batch by masked softmax [tokens, heads, dim]; in fp32."""
@@ -365,12 +379,25 @@ def reference(
         position = torch.arange(kv_len - q_len, kv_len, device=q.device)[:, None]
         visible = (key <= position) if causal else torch.ones_like(key <= position)
         visible = visible & (key > position - window) if window else visible
-        outputs.append((scores.masked_fill(~visible, float("-inf")).softmax(2) @ values).transpose(0, 1))
+        weights = softmax_with_sinks(scores.masked_fill(~visible, float("-inf")), sinks)
+        outputs.append((weights @ values).transpose(0, 1))
     return (torch.cat(outputs),)
 
 
+def softmax_with_sinks(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Softmax of scores[heads, queries, keys] over keys and the sink of each head, if there are any."""
+    if sinks is None:
+        return scores.softmax(2)
+    column = sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)
+    return torch.cat((scores, column), 2).softmax(2)[:, :, :-1]
+
+
 def lengths(case: Case) -> list[tuple[int, int]]:
-    """(queries, keys) of each sequence: `q` and `kv`, decreasing by `ragged` from sequence to sequence."""
+    """(queries, keys) of each sequence: `q` and `kv`, decreasing by `ragged` from sequence to sequence, but for keys of
+    another network (`cross`).
+    """
+    if case.get("cross"):
+        return [(max(case["q"] - i * case.get("ragged"), 1), case["kv"]) for i in range(case["B"])]
     return [(max(case["q"] - i * case.get("ragged"), 1), case["kv"] - i * case.get("ragged")) for i in range(case["B"])]
 
 
@@ -389,9 +416,11 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
         "q_ends": ends(queries, device),
         "kv_ends": ends(keys, device),
         "longest": max(queries),
-        "causal": not case.get("both_ways"),
+        "causal": not (case.get("both_ways") or case.get("cross")),
         "window": case.get("window"),
     }
+    if case.get("sinks"):
+        inputs["sinks"] = random.normal(case["heads"], dtype=dtype)
     if case.get("specialized"):
         inputs["tile"] = FlashTiling(queries=128, keys=32, num_warps=4, num_stages=2, specialized=True)
     return inputs
@@ -399,20 +428,27 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
 
 def attention(case: Case) -> tuple[Operator, ...]:
     """The FlashAttention operator with the case's heads and mask."""
-    window = case.get("window")
-    mask = Bidirectional() if case.get("both_ways") else Causal(window) if window else Causal()
+    mask: Mask = Causal(case["window"]) if case.get("window") else Causal()
+    if case.get("both_ways") or case.get("cross"):
+        mask = FixedKeys(case["kv"]) if case.get("cross") else Bidirectional()
     heads = Heads(num_heads=case["heads"], num_kv_heads=case["kv_heads"], head_dim=case["dim"], mask=mask)
     q, o = (Tensor(name=name, width=heads.q_width, format=case.format) for name in "qo")
     k, v = (
         Tensor(name=name, width=heads.kv_width, format=case.format, rows=mask.keys_read, role=Role.KV_CACHE)
         for name in "kv"
     )
-    return (FlashAttention(name="attention", inputs=(q, k, v), outputs=(o,), heads=heads),)
+    return (FlashAttention(name="attention", inputs=(q, k, v), outputs=(o,), weights=sink_weights(case), heads=heads),)
+
+
+def sink_weights(case: Case) -> tuple[Weight, ...]:
+    """A score of each head, if it has sinks."""
+    return (Weight(name="sinks", shape=(case["heads"],), format=case.format),) if case.get("sinks") else ()
 
 
 def workload(case: Case) -> Workload:
-    """Workload of a case: one sequence for each pair of lengths."""
-    return Workload(tuple(Sequences(batch=1, q_len=q_len, kv_len=kv_len) for q_len, kv_len in lengths(case)))
+    """Workload of a case: one sequence for each pair of lengths; the keys of another network are not its own."""
+    pairs = [(q_len, q_len if case.get("cross") else kv_len) for q_len, kv_len in lengths(case)]
+    return Workload(tuple(Sequences(batch=1, q_len=q_len, kv_len=kv_len) for q_len, kv_len in pairs))
 
 
 KERNELS = (
@@ -425,6 +461,8 @@ KERNELS = (
             case("fp16", B=1, heads=2, kv_heads=1, dim=32, q=300, kv=400, window=100),
             case("fp16", B=2, heads=2, kv_heads=2, dim=32, q=140, kv=140, window=7, ragged=60),
             case("fp16", B=2, heads=2, kv_heads=2, dim=24, q=139, kv=139, ragged=30, both_ways=1),
+            case("fp16", B=2, heads=4, kv_heads=2, dim=32, q=70, kv=33, ragged=30, cross=1),
+            case("fp16", B=2, heads=4, kv_heads=2, dim=32, q=140, kv=140, window=20, ragged=60, sinks=1),
             case("fp16", B=1, heads=1, kv_heads=1, dim=256, q=20, kv=50),
             case("fp16", B=3, heads=4, kv_heads=2, dim=64, q=1, kv=150, ragged=50),
             case("fp16", B=2, heads=4, kv_heads=2, dim=64, q=150, kv=201, ragged=30, specialized=1),
@@ -435,6 +473,8 @@ KERNELS = (
             case("bf16", B=4, heads=32, kv_heads=16, dim=64, q=4096, kv=4096, window=1024),
             case("bf16", B=1, heads=8, kv_heads=4, dim=256, q=8192, kv=8192, window=1024),
             case("bf16", B=8, heads=32, kv_heads=8, dim=128, q=1024, kv=1024),
+            case("bf16", B=1, heads=64, kv_heads=8, dim=64, q=8192, kv=8192, sinks=1),
+            case("bf16", B=8, heads=20, kv_heads=20, dim=64, q=448, kv=1500, cross=1),
         ),
         make=_make, plan=plan, reference=reference,
         # Weights are rounded to 16 bits before they meet the values.

@@ -114,6 +114,10 @@ COUNTS = [
         case("fp16", **_CHUNK, window=2),
         [(4 * 4 * (2 * 8 + 2 * 8 + 5), 2 * (2 * 2 * 32 + 2 * 3 * 16))],
     ),
+    # of another network, all 5 keys for each query; a sink of 2 bytes a head has no product
+    ("flash_attention", case("fp16", **_CHUNK, cross=1), [(4 * 10 * 37, 2 * (2 * 2 * 32 + 2 * 5 * 16))]),
+    ("flash_attention", case("fp16", **_CHUNK, sinks=1), [(4 * 9 * 37, 2 * (2 * 2 * 32 + 2 * 5 * 16 + 4))]),
+    ("decode_attention", case("fp16", **_DECODE, sinks=1), [(2 * 4 * 5 * 37, 2 * (2 * 2 * 32 + 2 * 2 * 5 * 16 + 4))]),
     # one query sees all 5 keys; an fp8 cache takes a byte an element, whose conversion is no OP of the model
     ("decode_attention", case("fp16", **_DECODE), [(2 * 4 * 5 * 37, 2 * (2 * 2 * 32 + 2 * 2 * 5 * 16))]),
     ("decode_attention", case("fp16", **_DECODE, kv_bits=8), [(2 * 4 * 5 * 37, 2 * 2 * 2 * 32 + 2 * 2 * 5 * 16)]),

@@ -66,7 +66,7 @@ def runs(folder: Path, *, large: bool) -> Iterator[Run]:
         served = ("simulate", "llama-3.1-8b", "h100-sxm", "--rate", "20", "--requests", str(requests))
         yield Run("simulate", "requests", requests, served)
     for requests in (10_000, 100_000, *((1_000_000,) if large else ())):
-        served = ("simulate", "llama-3.1-8b", "h100-sxm", "--rate", "2000", "--replicas", "100", "--workers", "2")
+        served = ("simulate", "llama-3.1-8b", "h100-sxm", "--rate", "2000", "--replicas", "100")
         for router in ("round-robin", "least-loaded"):
             routed = (*served, "--requests", str(requests), "--router", router)
             yield Run("simulate --replicas 100", f"requests, {router}", requests, routed)

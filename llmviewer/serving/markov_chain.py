@@ -16,19 +16,12 @@ _ITERATIONS: Final = 3  # of the prompts of a step and its duration, which deter
 class Reading(NamedTuple):
     """Prefill steps, each with all prompts that arrived during the step before, up to the maximum of a step.
 
-    read_s   mean duration, and `alone_s` with a single prompt [s]
+    read_s   mean duration [s]
     prompts  mean prompts
-    round_s  mean duration of all steps, those that only decode included [s]
-    prefill_fraction  fraction of all steps
-    full     prompts over the maximum; at 1, prompts wait for more than one step
     """
 
     read_s: Column
-    alone_s: Column
     prompts: Column
-    round_s: Column
-    prefill_fraction: Column
-    full: Column
 
 
 def reading(rate: Column, single_s: Column, each_s: Column, step: Column, most: Column | float) -> Reading:
@@ -40,20 +33,17 @@ def reading(rate: Column, single_s: Column, each_s: Column, step: Column, most: 
     """
     shape = np.broadcast_shapes(np.shape(rate), np.shape(step))
     read, prompts = single_s, np.ones(shape)
+    if not np.any(np.greater(most, 1)):
+        return Reading(read, prompts)
     comes = -np.expm1(-rate * step)
-    several = bool(np.any(np.greater(most, 1)))
     more_s = (each_s * most - single_s) / np.where(np.greater(most, 1), np.subtract(most, 1), inf)  # for another prompt
-    for _ in range(_ITERATIONS if several else 1):
+    for _ in range(_ITERATIONS):
         prefill_fraction = comes / (comes + np.exp(-rate * read))
-        round_s = prefill_fraction * read + (1 - prefill_fraction) * step
-        if several:
-            arrived = np.divide(rate * round_s, prefill_fraction, out=np.ones(shape), where=prefill_fraction > 0)
-            prompts = np.clip(arrived, 1, most)
-            read = single_s + more_s * (prompts - 1)
-    full = prompts / most
-    return Reading(
-        read, single_s, prompts, prefill_fraction * read + (1 - prefill_fraction) * step, prefill_fraction, full
-    )
+        round_s = prefill_fraction * read + (1 - prefill_fraction) * step  # mean of all steps
+        arrived = np.divide(rate * round_s, prefill_fraction, out=np.ones(shape), where=prefill_fraction > 0)
+        prompts = np.clip(arrived, 1, most)
+        read = single_s + more_s * (prompts - 1)
+    return Reading(read, prompts)
 
 
 def held_up_s(read: Column, step: Column, micro_batches: int) -> Column:

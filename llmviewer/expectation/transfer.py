@@ -601,8 +601,8 @@ class Estimator:
         fixed = [family.fixed_seconds(p, f) for p, f in zip(self._parameters, features, strict=True)]
         expected = np.exp(self._combined(logs)) * selection.error.scale
         low, high = selection.error.interval(expected)
-        beyond_error, far = index().errors.get((family.name, "all", BEYOND_SIZES)), first.beyond(shapes) > 0
-        if beyond_error and np.any(far):
+        beyond_error = index().errors.get((family.name, "all", BEYOND_SIZES))
+        if beyond_error and np.any(far := first.beyond(shapes) > 0):
             ends = beyond_error.or_wider(selection.error).interval(expected)
             low, high = (np.where(far, wide, near) for wide, near in zip(ends, (low, high), strict=True))
         modelled = Expectation(

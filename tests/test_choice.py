@@ -470,7 +470,7 @@ def test_launches_found_for_all_devices_together_are_those_of_each():
 
 
 def test_precisions_that_are_not_expected_are_no_better_than_the_best():
-    """Those whose bounds are below what is expected of another are left out; here all are expected."""
+    """Precisions whose bounds are below what is expected of another are left out; here all are expected."""
     found = choose("llama-3.1-8b", hardware=["a100-sxm-80gb", "h100-sxm", "l4", "mi300x", "rtx-4090", "b200"])
     assert len(found.ranked) == 6
     left_out = [cell for cell in found.comparison.cells if not cell.result.is_expected]

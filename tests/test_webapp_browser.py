@@ -6,6 +6,7 @@ Sweeps, comparison and validation stand at the end.
 import csv
 import json
 import re
+import shlex
 import threading
 from pathlib import Path
 
@@ -707,3 +708,27 @@ def test_serving_is_simulated_point_by_point_until_it_is_stopped(page, server):
     page.wait_for_function("document.querySelector('.serving').innerText.includes('TTFT 1.00 ms')")
     assert "ttft=1" in page.url
     assert page.inner_text("#serving-progress") == "5 of 5 points"  # which the browser kept
+
+
+def test_sessions_are_simulated_and_a_point_has_its_report(page, server):
+    open_page(page, f"{server}?tab=serving&model=gpt2&prompt=16&gen=8&tp=2")
+    assert not page.locator("#session_turns").is_visible()
+    page.click("#traffic label:has-text('sessions')")
+    page.wait_for_selector("#session_turns:visible")
+    fill(page, "session_turns", "2")
+    fill(page, "think_time", "soon")
+    assert "Think time [s] must be a time" in page.inner_text("#error-think_time")
+    fill(page, "think_time", "0.1")
+    fill(page, "replicas", "2")
+    assert "traffic=sessions&session_turns=2&think_time=0.1&replicas=2" in page.url
+    page.wait_for_function("document.querySelector('#serving-progress').innerText === '4 of 4 points'")
+    page.locator("#serving-front .scatterlayer .trace:has(.points path)").first.locator(".points path").nth(2).click(
+        force=True
+    )
+    page.wait_for_selector("#serving-report h3:has-text('sessions')")
+    report = page.inner_text("#serving-report")
+    assert "--session-turns 2 --think-time 0.1 --replicas 2 --requests" in report
+    command = shlex.split(report[report.rindex("llmviewer simulate") :].splitlines()[0])
+    result = CliRunner().invoke(cli, command[1:])
+    assert result.exit_code == 0
+    assert page.inner_text("#serving-report h3").split(":")[0] in result.output

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 pytest.importorskip("dash")
 
 import numpy as np
+from dash.exceptions import PreventUpdate
 
 from llmviewer.cli import cli
 from llmviewer.errors import InputError
@@ -19,6 +20,7 @@ from llmviewer.reports.serving_front import ClosedLoop, Targets, figure, front, 
 from llmviewer.serving.simulation import simulate
 from llmviewer.units import seconds
 from llmviewer.webapp import traffic
+from llmviewer.webapp.app import create
 from llmviewer.webapp.results import parse_task_file, problem_of
 from llmviewer.webapp.state import State
 from llmviewer.webapp.tabs import serving as tab
@@ -205,3 +207,13 @@ def test_documentation_has_the_example_task():
     page = (Path(__file__).resolve().parent.parent / "docs" / "serving.md").read_text()
     block = page.partition("```yaml\nname: research\n")[2].partition("```")[0]
     assert traffic.example_text().endswith(f"name: research\n{block}")
+
+
+def test_points_of_earlier_settings_are_not_drawn(rows):
+    app = create()
+    draw = next(one["callback"].__wrapped__ for key, one in app.callback_map.items() if "serving-result" in key)
+    text = f"{serving.loops_link(ASKED)}#{json.dumps(rows)}"
+    assert draw(text, ASKED.link, [])
+    sessions = replace(ASKED, traffic="sessions")  # which has fewer points
+    with pytest.raises(PreventUpdate):
+        draw(text, sessions.link, [])

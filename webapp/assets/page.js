@@ -95,7 +95,7 @@ const showServing = (link, total) => {
   if (bar) bar.value = points.length / total;
   const done = points.length >= total;
   if (done || servingStopped === link || points.length % REDRAWN_EVERY === 0)
-    window.dash_clientside.set_props("serving-points", { data: JSON.stringify(points) });
+    window.dash_clientside.set_props("serving-points", { data: `${link}#${JSON.stringify(points)}` });
   window.dash_clientside.set_props("serving-stop", { disabled: done });
   return `${points.length} of ${total} points${servingStopped === link && !done ? ", stopped" : ""}`;
 };

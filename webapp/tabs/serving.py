@@ -40,7 +40,7 @@ from ._components import (
 )
 
 _PROGRESS_LABEL: Final[Any] = {"aria-label": "Simulated points"}
-_SEPARATOR: Final = "#"  # between the place of a loop and the link of its state
+_SEPARATOR: Final = "#"  # between the place of a loop and the link of its state, and between that and loops
 
 
 def show(results: tuple[DeviceResult, ...], state: State) -> Component:
@@ -176,7 +176,10 @@ def register(app: Dash) -> None:
     )  # fmt: skip
     def draw(points: str | None, link: str, files: Any) -> list[Component]:
         state = shown_state(link, files)
-        return _result(*serving.loops_of(points, state), state)
+        loops_link, _, rows = (points or "").partition(_SEPARATOR)
+        if loops_link != serving.loops_link(state):
+            raise PreventUpdate  # they are of earlier settings
+        return _result(*serving.loops_of(rows, state), state)
 
     register_clientside(
         app,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import partial
@@ -261,12 +262,20 @@ def _both_at_once(
     """
     from concurrent.futures.process import BrokenProcessPool
 
+    # Pickled here, as the pool's thread would do so while the simulation at the bound fills caches.
+    task = pickle.dumps(partial(run, expected=True, progress=_no_progress))
     with worker_pool(1) as pool:
-        expected = pool.submit(run, expected=True, progress=_no_progress)
+        expected = pool.submit(_run_pickled, task)
         try:
             return _at_bound(run, requests, 1, progress), expected.result()
         except BrokenProcessPool:
             raise InputError("a worker was killed, perhaps out of memory; leave out workers for one process") from None
+
+
+def _run_pickled(task: bytes) -> Simulation:
+    """Runs a pickled simulation."""
+    simulation: Simulation = pickle.loads(task)()  # noqa: S301 (of the parent process)
+    return simulation
 
 
 def _no_progress(finished: int) -> None:

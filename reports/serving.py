@@ -127,10 +127,11 @@ def _fleet(run: Simulation) -> list[str]:
         lost = f"; {log.lost_tokens:,} output tokens lost" if log.lost_tokens else ""
         lines.append(f"Failures: {counted(log.failures, 'replica')}; their requests: {ways}{lost}.")
     if run.rules.scaling:
-        numbers = [number for _, number in log.serving]
+        least, most = (limit(number for _, number in log.serving) for limit in (min, max))
+        serving = counted(most, "replica") if least == most else f"{least} to {most} replicas"
         lines.append(
-            f"Autoscaling: {min(numbers)} to {max(numbers)} replicas serve, {digits(run.mean_replicas)} are paid for "
-            f"on average; {counted(log.starts, 'start')} of {seconds(run.rules.startup_s)}."
+            f"Autoscaling: {serving} in service, {digits(run.mean_replicas)} paid for on average; "
+            f"{counted(log.starts, 'start')} of {seconds(run.rules.startup_s)}."
         )
     return lines
 
@@ -178,12 +179,16 @@ def headline(result: Simulation) -> str:
 
 
 def _changes(result: Simulation) -> str:
-    """Failures and autoscaling that were asked for; "" without any."""
+    """The rules of failures and autoscaling; "" without any."""
     if not result.rules:
         return ""
     outages, scaling = result.rules.outages, result.rules.scaling
-    failing = f", failures every {seconds(outages.mtbf_s)} ({outages.recovery})" if outages else ""
-    scaled = f", a replica for {digits(scaling.target)} requests" if scaling else ""
+    failing = f", MTBF {seconds(outages.mtbf_s)} per replica ({outages.recovery})" if outages else ""
+    scaled = ""
+    if scaling:
+        scaled = (
+            f", autoscaled from {scaling.least} to {scaling.most} replicas at {digits(scaling.target)} requests each"
+        )
     return f"{failing}{scaled}, start-up {seconds(result.rules.startup_s)}"
 
 

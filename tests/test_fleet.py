@@ -59,6 +59,8 @@ def test_requests_and_tokens_are_conserved(router, recovery):
     assert (log.migrated > 0) == (recovery == "migrate")
     assert (log.restarted > 0) == (recovery == "restart")
     assert (log.lost_tokens > 0) == (recovery in ("fail", "restart"))
+    assert run.preemptions == 0  # memory is ample: KV caches are lost with replicas alone
+    assert "preemption" not in str(run)
 
 
 @pytest.mark.parametrize("extra", [
@@ -226,7 +228,7 @@ def test_documents_and_reports_have_what_changed(capsys, tmp_path):
     assert main([*failing]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for words in (
-        "failures every 300 ms (fail), start-up 100 ms",
+        "MTBF 300 ms per replica (fail), start-up 100 ms",
         "failed requests",
         "Failures: ",
         "output tokens lost.",
@@ -240,10 +242,12 @@ def test_documents_and_reports_have_what_changed(capsys, tmp_path):
     }  # fmt: skip
     assert main([*asked, "--autoscale", "1-3", "--scale-target", "3", "-o", str(tmp_path / "run.html")]) == 0
     page = (tmp_path / "run.html").read_text()
+    assert "autoscaled from 1 to 3 replicas at 3 requests each" in page
     assert "replicas paid for" in page
     over = ("--over", "recovery=restart,migrate", "--replicas", "3", "--seeds", "2")
     assert main([*asked, *over]) == 0
-    assert "recovery" in capsys.readouterr().out
+    head = capsys.readouterr().out.split("Throughput at the bound")[1].splitlines()[1].split()
+    assert head == ["recovery", "tok/s", "busy", "paid", "failed"]
 
 
 @pytest.mark.parametrize(
@@ -251,6 +255,7 @@ def test_documents_and_reports_have_what_changed(capsys, tmp_path):
     [
         ({"mtbf": 0}, "mtbf must be a positive time, such as 30 or '500 ms'; got 0"),
         ({"mtbf": "soon"}, "mtbf must be a positive time, such as 30 or '500 ms'; got 'soon'"),
+        ({"mtbf": 1e10}, "mtbf must be a positive time, of at most 1e+09 s, such as 30 or '500 ms'; got 10000000000.0"),
         ({"mtbf": 10, "notice": -1}, "notice must be a time of 0 or more"),
         ({"mtbf": 10, "recovery": "hope"}, "recovery must be one of fail, restart, recompute, migrate; got 'hope'"),
         ({"notice": 3}, "notice must be left out without mtbf; got 3"),

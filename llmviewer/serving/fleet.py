@@ -112,7 +112,7 @@ class ReplicaFleet:
         self.routing = router(traffic, self.replicas)
         self.routing.candidates = list(first)
         self._busy: list[tuple[float, int]] = []  # heap: clock and index of each replica with requests
-        self._held: deque[int] = deque()  # requests while no replica accepts any
+        self._unrouted: deque[int] = deque()  # requests while no replica accepts any
         self._events: list[tuple[float, int, Callable[[float], None]]] = []  # heap
         self._order = count()
         self._in_transit = 0  # requests of failed replicas that no other has yet
@@ -132,7 +132,7 @@ class ReplicaFleet:
         """Serves all requests. The replica whose clock is behind takes a step, or decode steps until an event."""
         arrivals, busy, events = self.arrivals, self._busy, self._events
         sent_later = bool(self.traffic.in_flight or self.traffic.calls)
-        while busy or arrivals.count < len(self.traffic) or self._held or self._in_transit:
+        while busy or arrivals.count < len(self.traffic) or self._unrouted or self._in_transit:
             event_s = events[0][0] if events else inf
             clock_s = busy[0][0] if busy else inf
             if event_s <= clock_s and event_s <= arrivals.next_ready_s:
@@ -179,7 +179,7 @@ class ReplicaFleet:
     def _route(self, request: int, ready_s: float) -> None:
         """Sends a request to a replica; it waits while none accepts requests."""
         if not self.routing.candidates:
-            self._held.append(request)
+            self._unrouted.append(request)
             return
         index = self.routing.route(request)
         replica = self.replicas[index]
@@ -195,8 +195,8 @@ class ReplicaFleet:
         self.available[index] = accepts
         self.routing.candidates = [i for i, available in enumerate(self.available) if available]
         self._serving.append((now_s, len(self.routing.candidates)))
-        held_requests, self._held = self._held, deque()
-        for request in held_requests:
+        unrouted, self._unrouted = self._unrouted, deque()
+        for request in unrouted:
             self._route(request, now_s)
 
     # Failures:
@@ -210,7 +210,7 @@ class ReplicaFleet:
         self._at(max(end_s - outages.notice_s, now_s), lambda time_s: self._warn(index, server, time_s, end_s))
 
     def _warn(self, index: int, server: ReplicaServer, now_s: float, end_s: float) -> None:
-        """Stops to send requests to a replica that fails, and sends those that wait for it to others."""
+        """Stops sending requests to a replica that fails, and sends those that wait for it to others."""
         if self.replicas[index] is not server:
             return
         assert self.rules is not None
@@ -271,7 +271,7 @@ class ReplicaFleet:
         if way == MIGRATE:
             requests.migrated.add(request)
         else:
-            requests.preemptions[request] += 1
+            requests.interrupt(request)
         self._send(request, time_s)
 
     def _send(self, request: int, time_s: float) -> None:
@@ -324,7 +324,7 @@ class ReplicaFleet:
         assert self.rules is not None
         scaling = self.rules.scaling
         assert scaling is not None
-        load = sum([replica.num_requests for replica in self.replicas]) + len(self._held) + self._in_transit
+        load = sum([replica.num_requests for replica in self.replicas]) + len(self._unrouted) + self._in_transit
         self._wanted.append((now_s, min(max(ceil(load / scaling.target), scaling.least), scaling.most)))
         while self._wanted[0][0] < now_s - _STABILIZATION_S:
             self._wanted.popleft()

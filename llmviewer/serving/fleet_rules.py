@@ -103,11 +103,12 @@ def fleet_rules(
     if autoscale is not None and replicas != 1:
         raise InputError(f"replicas must be left out with autoscale, which sets their number; got {replicas}")
     outages = None if mtbf is None else _outages(mtbf, notice, recovery, traffic)
+    scaling = None if autoscale is None else _scaling(autoscale, scale_target)
     migrates = outages is not None and outages.recovery == MIGRATE
     return FleetRules(
-        startup_s=_startup_s(steps) if startup is None else _time("startup", startup, least=True),
+        startup_s=_startup_s(steps) if startup is None else _time("startup", startup, zero=True),
         kv_bytes_per_s=link_bytes_per_s(steps.setting.hardware, KvLink.SCALE_OUT) if migrates else 0.0,
-        seed=seed, outages=outages, scaling=None if autoscale is None else _scaling(autoscale, scale_target),
+        seed=seed, outages=outages, scaling=scaling,
     )  # fmt: skip
 
 
@@ -134,11 +135,13 @@ def _outages(mtbf: float | str, notice: float | str | None, recovery: str | None
         raise InputError(f"recovery must be one of {', '.join(RECOVERIES)}; got {recovery!r}")
     if way == FAIL and traffic.calls:
         raise InputError(f"recovery must not be {FAIL} with {traffic.calls.kind}s, whose requests wait for others")
-    return Outages(mtbf_s=_time("mtbf", mtbf), notice_s=_time("notice", notice or 0.0, least=True), recovery=way)
+    return Outages(mtbf_s=_time("mtbf", mtbf), notice_s=_time("notice", notice or 0.0, zero=True), recovery=way)
 
 
-def _time(name: str, value: float | str, *, least: bool = False) -> float:
-    """A time in seconds; `least`: that may be 0.
+def _time(name: str, value: float | str, *, zero: bool = False) -> float:
+    """A time in seconds.
+
+    zero  whether it may be 0
 
     Raises InputError unless it is one.
     """
@@ -146,9 +149,10 @@ def _time(name: str, value: float | str, *, least: bool = False) -> float:
         seconds = time_s(str(value))
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds <= _MAX_TIME_S or not (seconds or least):
-        must = "a time of 0 or more" if least else "a positive time"
-        raise InputError(f"{name} must be {must}, such as 30 or '500 ms'; got {value!r}")
+    if not 0 <= seconds <= _MAX_TIME_S or not (seconds or zero):
+        must = "a time of 0 or more" if zero else "a positive time"
+        most = f", of at most {_MAX_TIME_S:g} s" if seconds > _MAX_TIME_S else ""
+        raise InputError(f"{name} must be {must}{most}, such as 30 or '500 ms'; got {value!r}")
     return seconds
 
 

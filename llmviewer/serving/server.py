@@ -80,7 +80,8 @@ def served(requests: RequestStates, usage: Usage) -> Served:
     return Served(
         arrival_s=np.array(requests.arrivals.arrival_s), start_s=np.array(requests.admitted_s),
         first_s=np.array(requests.first_token_s), finish_s=np.array(requests.finish_s),
-        gap_s=np.array(requests.max_gap_s), preempted=np.array(requests.preemptions),
+        gap_s=np.array(requests.max_gap_s),
+        preempted=np.array(requests.preemptions) - np.array(requests.interruptions),
         known=np.array(requests.cached_tokens), usage=usage,
     )  # fmt: skip
 
@@ -234,7 +235,7 @@ class ReplicaServer:
             waiting.append(self.scheduler.waiting.popleft())
         for request in waiting:
             if self.requests.generated[request] and request not in self.requests.migrated:
-                self.requests.preemptions[request] += 1
+                self.requests.interrupt(request)
         self.scheduler.drop_paused()
         self._num_received -= len(waiting)
         self._earliest_finish_s = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from math import isnan
 from typing import TYPE_CHECKING, Any, Final
@@ -19,15 +19,14 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _REQUIRED_GOODPUT: Final = 0.9  # share of requests within the targets
-_COLUMNS: Final = {
+_LATENCIES: Final = {
     "mean_ttft_s": "TTFT", "p99_ttft_s": "p99 TTFT", "mean_tpot_s": "TPOT", "mean_latency_s": "E2E",
-    "tokens_per_s": "tok/s", "utilization": "busy",
 }  # fmt: skip
 _RATE: Final = "rate"
 _NAMED: Final = ("model", "hardware")  # axes in the title
-_CHANGES: Final = {"mean_replicas": "replicas", "failed": "failed"}  # columns where failures or autoscaling change them
 _SHARES: Final = ("good", "utilization", "failed")
 _MAX_LINES: Final = 12  # of a figure
+_Row = tuple[Combination, Measures]
 
 
 def title(result: SimulationSweep) -> str:
@@ -54,33 +53,45 @@ def _option(value: object) -> str:
 
 
 def tables(result: SimulationSweep) -> list[Table]:
-    """Times and rates of each combination, expected and at the bound; the highest rates within the targets."""
+    """Latencies and throughput of each combination, expected and at the bound; the highest rates within the targets."""
     expected = [(point, point.expected) for point in result.points if point.expected]
     bound = [(point, point.bound) for point in result.points]
-    first = [("Expected", expected)] if expected else []
-    named = [*first, ("At the bound", bound)]
-    each = [_table(result, name, rows, last=rows is bound) for name, rows in named if rows]
-    return [*each, *_within(result)]
+    bases = {", expected": expected, " at the bound": bound}
+    return [
+        *(_latency(result, f"Latency{basis}", rows, last=rows is bound) for basis, rows in bases.items() if rows),
+        *(_throughput(result, f"Throughput{basis}", rows, last=rows is bound) for basis, rows in bases.items() if rows),
+        *_within(result),
+    ]
 
 
-def _table(result: SimulationSweep, name: str, rows: Sequence[tuple[Combination, Measures]], *, last: bool) -> Table:
-    columns = dict(_COLUMNS)
-    columns |= {measure: head for measure, head in _CHANGES.items() if _changes(measure, rows)}
+def _latency(result: SimulationSweep, name: str, rows: Sequence[_Row], *, last: bool) -> Table:
+    about = "Means over the requests, and the 99th percentile of TTFT. E2E: end-to-end latency." if last else ""
+    return _table(result, name, rows, _LATENCIES, about=about)
+
+
+def _throughput(result: SimulationSweep, name: str, rows: Sequence[_Row], *, last: bool) -> Table:
+    columns = {"tokens_per_s": "tok/s", "utilization": "busy"}
+    about = "Tok/s: output tokens of all devices; busy: share of the time in which replicas work."
+    if {"mtbf", "autoscale"} & {*result.design.axes, *result.design.options}:
+        columns |= {"mean_replicas": "paid", "failed": "failed"}
+        about += " Paid: replicas that are paid for on average; failed: share of requests."
     if result.has_goals:
         columns["good"] = "within"
+        about += " Within: share of requests within the targets."
+    return _table(result, name, rows, columns, about=about if last else "")
+
+
+def _table(
+    result: SimulationSweep, name: str, rows: Sequence[_Row], columns: Mapping[str, str], *, about: str
+) -> Table:
+    """Measures of each combination, those that are known of any; `columns` has their heads."""
     columns = {key: head for key, head in columns.items() if not all(isnan(measures[key].mean) for _, measures in rows)}
     varied = result.design.varied
     incomplete = any(point.seeds < len(result.design.seeds) for point, _ in rows)
-    heads = (*varied, *(("seeds",) if incomplete else ()), *columns.values())
-    about = (
-        "TTFT, TPOT and E2E latency are means of the requests, tok/s the output tokens of all devices; busy: share of "
-        "the time in which replicas work."
-        + (" Within: share of requests within the targets." if result.has_goals else "")
-    )  # fmt: skip
     return Table(
         title=name,
-        about=about if last else "",
-        head=heads,
+        about=about,
+        head=(*varied, *(("seeds",) if incomplete else ()), *columns.values()),
         words=varied,
         body=tuple(
             (
@@ -91,11 +102,6 @@ def _table(result: SimulationSweep, name: str, rows: Sequence[tuple[Combination,
             for point, measures in rows
         ),
     )
-
-
-def _changes(measure: str, rows: Sequence[tuple[Combination, Measures]]) -> bool:
-    """Whether a measure differs between simulations."""
-    return len({row[measure].mean for _, row in rows}) > 1 or any(row[measure].half > 0 for _, row in rows)
 
 
 def _value(value: Any) -> Item:
@@ -128,12 +134,12 @@ def _within(result: SimulationSweep) -> Iterator[Table]:
     for values, group in groupby(points, key=lambda point: tuple(point.axes[axis] for axis in others)):
         meeting = [point for point in group if _surely_good(point) >= _REQUIRED_GOODPUT]
         best = max(meeting, key=lambda point: point.axes[_RATE], default=None)
-        found = (
+        cells = (
             (number_item(best.axes[_RATE]), _item("tokens_per_s", best.likely["tokens_per_s"]))
             if best
             else (Item(text="none", key=0.0), DASH)
         )
-        body.append((*map(_value, values), *found))
+        body.append((*map(_value, values), *cells))
     yield Table(
         title="Highest rate within the targets",
         about=f"{_REQUIRED_GOODPUT:.0%} of the requests are, also at the lower end of the interval.",
@@ -154,9 +160,10 @@ def remarks(result: SimulationSweep) -> list[str]:
     lines = []
     if len(result.design.seeds) > 1:
         lines.append(
-            f"±: {CONFIDENCE:.0%} confidence interval of the mean over seeds (Student's t). It is of random arrivals "
-            "and lengths alone: more --seeds narrow it, and that of expected step times is apart (docs/accuracy.md). "
-            "All combinations have the same seeds, so differences between them are more certain than each alone."
+            f"±: {CONFIDENCE:.0%} confidence interval of the mean over seeds (Student's t), of shares in percentage "
+            "points. It is of random arrivals and lengths alone: more --seeds narrow it, and that of expected step "
+            "times is apart (docs/accuracy.md). All combinations have the same seeds, so differences between them are "
+            "more certain than each alone."
         )
     if result.finished < result.design.shards:
         lines.append(

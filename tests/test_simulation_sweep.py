@@ -106,6 +106,14 @@ def test_shards_are_the_same_by_any_process_and_resume(folder, tmp_path):
         simulation_sweep(MODEL, DEVICE, OVER, seeds=2, folder=tmp_path, bound=True, **LOAD)
 
 
+def test_folders_of_other_commands_are_named(folder, tmp_path, capsys):
+    assert main(["sweep", "--summary", str(folder)]) == 2
+    assert "contains the sweep of another command or version; give another folder" in capsys.readouterr().err
+    assert main(["sweep", MODEL, DEVICE, "--over", "batch=1,2", "-o", f"{tmp_path}/"]) == 0
+    with pytest.raises(InputError, match="contains the sweep of another command or version; give another folder"):
+        simulation_sweep(MODEL, DEVICE, OVER, folder=tmp_path, bound=True, **LOAD)
+
+
 @pytest.mark.slow("starts worker processes")
 def test_two_workers_write_the_same_shards(folder, tmp_path):
     simulation_sweep(MODEL, DEVICE, OVER, seeds=3, folder=tmp_path, workers=2, bound=True, **LOAD)
@@ -131,7 +139,14 @@ def test_an_unfinished_sweep_has_every_combination_with_fewer_seeds(folder, tmp_
     assert [point.seeds for point in found.points] == [2, 2, 2, 2]
     text = str(found)
     assert "Incomplete: 8 of 12 simulations; the same command resumes." in text
-    assert "seeds" in text.split("At the bound")[1].splitlines()[1]
+    assert all("seeds" in table.splitlines()[1] for table in text.split(" at the bound")[1:])
+
+
+def test_replicas_are_one_column(capsys):
+    load = ("--rate", "300", "--requests", "20", "--seeds", "2", "--bound", "--router", "least-loaded")
+    assert main(["simulate", MODEL, DEVICE, "--over", "replicas=1,2", *load]) == 0
+    head = capsys.readouterr().out.split("Throughput at the bound")[1].splitlines()[1].split()
+    assert head == ["replicas", "tok/s", "busy"]
 
 
 def test_a_file_that_has_changed_since_is_not_mixed_in(tmp_path):
@@ -171,7 +186,8 @@ def test_command_line_has_text_json_csv_and_a_page(tmp_path, capsys):
     text = " ".join(capsys.readouterr().out.split())
     for words in (
         "llama-68m on h100-sxm, l4: 16 simulations, 2 seeds, 2 values of rate, 2 values of policy",
-        "hardware rate policy TTFT p99 TTFT TPOT E2E tok/s busy within", "Highest rate within the targets",
+        "hardware rate policy TTFT p99 TTFT TPOT E2E", "hardware rate policy tok/s busy within",
+        "Highest rate within the targets",
         "95% confidence interval of the mean over seeds",
     ):  # fmt: skip
         assert words in text
@@ -206,7 +222,14 @@ def test_command_line_has_text_json_csv_and_a_page(tmp_path, capsys):
         (("--workers", "2", "--rate", "max"), "--workers runs the simulations of --over and --seeds"),
         (("--shard", "1/2", "--rate", "1"), "--shard runs the simulations of --over and --seeds"),
         (("--over", "rate=1", "--shard", "1/2"), "-o DIR/ must name the folder that --shard and --dask write to"),
-        (("--rate", "max", "--seeds", "2"), "give --over rate=... or --over concurrency=... instead"),
+        (
+            ("--rate", "max", "--seeds", "2"),
+            (
+                "--rate max must be left out with --over and --seeds: "
+                "give --over rate=... or --over concurrency=... instead"
+            ),
+        ),
+        (("--rate", "1", "--seeds", "1000000000000"), "over: must be at most 100000 simulations, seeds included"),
         (("--over", "replicas=1..200000", "--rate", "1"), "over: must be at most 100000 simulations, seeds included"),
         (("--over", "replicas=1,2"), "exactly one of rate (--rate, in req/s)"),
     ],
@@ -220,6 +243,7 @@ def test_invalid_requests_are_one_line(extra, told, capsys):
 
 def test_axes_of_texts_have_semicolons_where_values_have_commas():
     assert parse_simulation_axis("rate=0.5,2") == ("rate", [0.5, 2.0])
+    assert parse_simulation_axis("rate=1..8*2") == ("rate", [1.0, 2.0, 4.0, 8.0])
     assert parse_simulation_axis("replicas=1..8*2") == ("replicas", [1, 2, 4, 8])
     assert parse_simulation_axis("policy=chunked:512;fcfs,order=sjf") == ("policy", ["chunked:512", "fcfs,order=sjf"])
     assert parse_simulation_axis("layout=,tp=2") == ("layout", ["", "tp=2"])

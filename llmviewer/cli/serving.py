@@ -185,7 +185,7 @@ def _in_flight(_: click.Context, parameter: click.Parameter, value: str | None) 
 @click.option(
     "--startup",
     metavar="TIME",
-    help="With --mtbf and --autoscale, time from the start of a replica until it serves requests. Default: that of "
+    help="With --mtbf or --autoscale, time from the start of a replica until it serves requests. Default: that of "
     "reading the weights from the storage of its device.",
 )
 @click.option(
@@ -292,7 +292,10 @@ def _sweep(
     folder = output if output and not form and (output.is_dir() or not output.suffix) else None
     in_flight = question.pop("concurrency")
     if question["rate"] == shared.MAX or (in_flight and len(in_flight) > 1):
-        raise InputError("--over has several values of an axis: give --over rate=... or --over concurrency=... instead")
+        other = "--rate max" if question["rate"] == shared.MAX else "several values of --concurrency"
+        raise InputError(
+            f"{other} must be left out with --over and --seeds: give --over rate=... or --over concurrency=... instead"
+        )
     if folder is None and (shard or dask):
         raise InputError("-o DIR/ must name the folder that --shard and --dask write to")
     axes = shared.distinct_axes(map(parse_simulation_axis, over), over)

@@ -272,7 +272,7 @@ class Simulation(Rows):
     @property
     def _paid_devices(self) -> tuple[tuple[Hardware, float], ...]:
         """Devices of each side, with their mean number."""
-        share = self.mean_replicas / self.replicas if self.fleet else 1.0
+        share = self.mean_replicas / self.replicas
         return tuple((setting.hardware, count * setting.layout.devices * share) for setting, count in self.sides)
 
     @property
@@ -425,7 +425,7 @@ class Simulation(Rows):
             "preemptions": self.preemptions,
             "usage": asdict(self.usage),
             "repeated": self.traffic.repeated,
-            "hit_rate": self.usage.there if self._has_cache else None,
+            "hit_rate": self.hit_rate,
             "hit_rate_at_most": self.usage.there_at_most if self._has_cache else None,
             "tasks": self._task_numbers(),
             "fleet": self._fleet_numbers(),
@@ -438,6 +438,11 @@ class Simulation(Rows):
                 {"time_s": t, "waiting": n} for t, n in zip(*(c.tolist() for c in thinned(*self.waiting)), strict=True)
             ],
         }
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of the prompt tokens found in the prefix cache; None where hits do not follow from memory."""
+        return self.usage.there if self._has_cache else None
 
     @property
     def _has_cache(self) -> bool:

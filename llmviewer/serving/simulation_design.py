@@ -17,7 +17,7 @@ from ..model_files import load_model
 from ..parameters import DEGREES
 from ..records import frozen
 from ..setting import whole_number
-from ..sweeping.axes import DEVICE, check_distinct, parse_numbers, with_layouts
+from ..sweeping.axes import DEVICE, check_distinct, check_values, parse_numbers, with_layouts
 from ..sweeping.checks import check_changes
 from ..sweeping.design import digest
 from ..sweeping.shard_files import StoredDesign, hash_of
@@ -76,12 +76,17 @@ class SimulationDesign(StoredDesign):
         Raises InputError if a name or an axis is unknown, an argument is an axis too, or simulations are too many.
         """
         for axis, values in over.items():
-            if axis not in (*AXES, *DEGREES, *DEVICE):
-                raise InputError(
-                    f"no axis {axis!r} to simulate over; {suggest(axis, (*AXES, *DEGREES, *sorted(DEVICE)))}"
-                )
-            check_distinct(axis, values)
+            if axis not in _ALL_AXES:
+                raise InputError(f"no axis {axis!r} to simulate over; {suggest(axis, _ALL_AXES)}")
+            check_values(axis, values)
         changed = _changed(options)
+        if seeds is None:
+            seeds = 1 if "arrivals" in changed else DEFAULT_SEEDS
+        simulations = prod(map(len, (models, hardware, *over.values()))) * whole_number("seeds", seeds)
+        if simulations > _MAX_SIMULATIONS:
+            raise InputError(f"over: must be at most {_MAX_SIMULATIONS} simulations, seeds included; got {simulations}")
+        for axis, values in over.items():
+            check_distinct(axis, values)
         merged = with_layouts(over)
         _check_other_options(changed, merged)
         check_changes(changed.get("hardware_set", ()), merged)
@@ -95,11 +100,9 @@ class SimulationDesign(StoredDesign):
         check_unique_names((name, one.name) for name, one in by_model.items())
         check_unique_names((name, one.name) for name, one in devices.items())
         first = whole_number("seed", seed, least=0)
-        if seeds is None:
-            seeds = 1 if "arrivals" in changed else DEFAULT_SEEDS
-        design = cls(
+        return cls(
             axes=axes,
-            seeds=list(range(first, first + whole_number("seeds", seeds))),
+            seeds=list(range(first, first + seeds)),
             options=changed,
             digests={
                 **{f"model {name}": digest(model) for name, model in by_model.items()},
@@ -107,11 +110,6 @@ class SimulationDesign(StoredDesign):
                 **{f"file {path}": hash_of(path) for path in _files(axes, changed)},
             },
         )
-        if design.shards > _MAX_SIMULATIONS:
-            raise InputError(
-                f"over: must be at most {_MAX_SIMULATIONS} simulations, seeds included; got {design.shards}"
-            )
-        return design
 
     @property
     def sources(self) -> Mapping[str, str]:
@@ -183,6 +181,8 @@ def parse_simulation_axis(text: str) -> tuple[str, list[Any]]:
         raise InputError(f"{where}: {must}; or a what-if on the device, memory.bandwidth=1x,2x")
     if axis in (*NUMBER_AXES, *DEGREES):
         return axis, list(parse_numbers(value_text, where=where))
+    if axis in REAL_AXES and ".." in value_text:
+        return axis, _typed(axis, parse_numbers(value_text, where=where), where=where)
     values = [part.strip() for part in value_text.split(";" if ";" in value_text else ",")]
     if not all(values) and axis != "layout":
         raise InputError(f"{where}: must be values with commas or semicolons between; got {value_text!r}")

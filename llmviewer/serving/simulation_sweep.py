@@ -13,13 +13,23 @@ import numpy as np
 
 from .. import __version__
 from ..analyzing.facts import finite
+from ..arguments import as_list
 from ..devices.files import load_hardware
 from ..errors import InputError
 from ..model_files import load_model
 from ..records import frozen
 from ..rows import Rows
 from ..sweeping.design import digest
-from ..sweeping.shard_files import hash_of, is_finished, read_rows, refusals, run_shards, shard_path, write_rows
+from ..sweeping.shard_files import (
+    check_same,
+    hash_of,
+    is_finished,
+    read_rows,
+    refusals,
+    run_shards,
+    shard_path,
+    write_rows,
+)
 from .confidence import CONFIDENCE, MeanEstimate
 from .outcome import SCHEMA_VERSION, Simulation, summary
 from .simulation import simulate
@@ -162,7 +172,7 @@ def simulation_sweep(
 
     Raises InputError as simulate() does if no combination can be simulated.
     """
-    design = SimulationDesign.of(_names(models), _names(hardware), over or {}, seeds=seeds, **options)
+    design = SimulationDesign.of(as_list(models), as_list(hardware), over or {}, seeds=seeds, **options)
     running: dict[str, Any] = {
         "workers": workers, "shard": shard, "dask": dask, "progress": progress, "notice": message,
     }  # fmt: skip
@@ -172,10 +182,6 @@ def simulation_sweep(
     with tempfile.TemporaryDirectory() as temporary:
         run_shards(Path(temporary), design, write_shard, **running)
         return read_sweep(Path(temporary))
-
-
-def _names(names: str | Sequence[str]) -> Sequence[str]:
-    return [names] if isinstance(names, str) else names
 
 
 def read_sweep(folder: Path) -> SimulationSweep:
@@ -219,16 +225,12 @@ def write_shard(folder: Path, shard: int, key: str) -> int:
     Raises InputError if the folder, a model, a device or a file has changed since the design was made.
     """
     design = _design(folder, key)
-    arguments = design.arguments(shard)
-    refused: list[dict[str, str]] = []
+    rows, refused = [], []
     try:
-        run = simulate(**arguments)
+        rows.append(_row(design, shard, simulate(**design.arguments(shard))))
     except InputError as error:
-        refused.append({name: str(value) for name, value in design.combination(shard).items()})
-        refused[0] |= {"seed": str(design.seed(shard)), "reason": str(error)}
-        rows = []
-    else:
-        rows = [_row(design, shard, run)]
+        values = design.combination(shard) | {"seed": design.seed(shard), "reason": str(error)}
+        refused.append({name: str(value) for name, value in values.items()})
     floats = tuple(f"{prefix}{name}" for prefix in _PREFIXES for name in MEASURES)
     schema = _schema(design, floats)
     return write_rows(
@@ -239,9 +241,7 @@ def write_shard(folder: Path, shard: int, key: str) -> int:
 @cache
 def _design(folder: Path, key: str) -> SimulationDesign:
     """The design in a folder, whose models, devices and files are still the same."""
-    design = SimulationDesign.read(folder)
-    if design.key != key:
-        raise InputError(f"{folder}: must contain this sweep; it contains another")
+    design = SimulationDesign.with_key(folder, key)
     changes = tuple(design.options.get("hardware_set", ()))
     for source, original in design.digests.items():
         kind, _, name = source.partition(" ")
@@ -249,8 +249,7 @@ def _design(folder: Path, key: str) -> SimulationDesign:
             current = hash_of(name)
         else:
             current = digest(load_model(name) if kind == "model" else load_hardware(name, changes))
-        if current != original:
-            raise InputError(f"{name}: differs from the version that the sweep started with; results would be mixed")
+        check_same(name, current, original)
     return design
 
 
@@ -265,13 +264,12 @@ def _row(design: SimulationDesign, shard: int, run: Simulation) -> dict[str, Any
 def measures(run: Simulation) -> dict[str, float | None]:
     """MEASURES of a simulation at the bound, or of one as expected. [s], [1/s]"""
     times = {name: summary(values) for name, values in run.metrics.items()}
-    hit_rate = run.usage.there if run.traffic.blocks is not None and run.reads is None else None
     return {
         **{f"{name}_{time}": times[time][name] for time, names in _TIMES.items() for name in names},
         "requests_per_s": run.requests_per_s, "tokens_per_s": run.tokens_per_s, "good": run.good,
         "goodput_requests_per_s": run.good * run.requests_per_s, "utilization": run.utilization,
         "mean_replicas": run.mean_replicas, "failed": 1 - float(np.mean(run.finished)),
-        "preemptions": float(run.preemptions), "hit_rate": hit_rate, "tasks_per_s": run.tasks_per_s,
+        "preemptions": float(run.preemptions), "hit_rate": run.hit_rate, "tasks_per_s": run.tasks_per_s,
         "tokens_per_joule_at_tdp": run.tokens_per_joule, "tokens_per_dollar": run.tokens_per_dollar,
     }  # fmt: skip
 

@@ -116,13 +116,14 @@ def with_layouts(over: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
     if degrees and "layout" in over:
         raise InputError(f"{next(iter(degrees))}: the axis layout also sets this degree; give one of the two")
     for name, values in degrees.items():
-        _check_values(name, values)
+        check_values(name, values)
     degree_texts = ([f"{name}={whole_number(name, value)}" for value in values] for name, values in degrees.items())
     layouts = list(map(" ".join, product(*degree_texts)))
     return {"layout" if name in degrees else name: layouts if name in degrees else over[name] for name in over}
 
 
-def _check_values(name: str, values: object) -> None:
+def check_values(name: str, values: object) -> None:
+    """Raises InputError if the values of an axis are no list, or none."""
     if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
         raise InputError(f"{name}: must be a list of values; got {values!r}")
     if not len(values):
@@ -133,7 +134,7 @@ def check_axis(name: str, values: Sequence[int] | Sequence[str]) -> None:
     """Raises InputError if the axis is unknown, or a value is given twice or does not suit it."""
     if name not in (*NUMBERS, *TECHNIQUES, *DEVICE):
         raise InputError(f"no axis {name!r} to sweep over; {suggest(name, (*NUMBERS, *TECHNIQUES, *DEVICE))}")
-    _check_values(name, values)
+    check_values(name, values)
     if name in DEVICE:
         for value in values:
             if not isinstance(value, str):

@@ -50,12 +50,14 @@ class StoredDesign(ABC):
     def read(cls, folder: Path) -> Self:
         """The design of the sweep in a folder.
 
-        Raises InputError if there is none, or if it was edited.
+        Raises InputError if there is none, if it is of another command, or if it was edited.
         """
         path = folder / DESIGN
         if not path.exists():
             raise InputError(f"{folder}: must hold a sweep; there is no {DESIGN} in it")
         file = read_json(path)
+        if file.data.keys() != {field.name for field in fields(cls)}:
+            raise InputError(f"{folder}: contains the sweep of another command or version; give another folder")
         try:
             design = cls(**file.data)
             same = design.text == path.read_text(encoding="utf-8")
@@ -63,6 +65,17 @@ class StoredDesign(ABC):
             same = False
         if not same:
             raise InputError(f"{path}: was edited; give another folder, or remove this one")
+        return design
+
+    @classmethod
+    def with_key(cls, folder: Path, key: str) -> Self:
+        """The design in a folder, which has this key.
+
+        Raises InputError if the folder contains another.
+        """
+        design = cls.read(folder)
+        if design.key != key:
+            raise InputError(f"{folder}: must contain this sweep; it contains another")
         return design
 
     @cached_property
@@ -349,6 +362,12 @@ def hash_of(path: str) -> str:
 def text_hash(text: str) -> str:
     """A hash of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def check_same(name: str, current_digest: str, original_digest: str) -> None:
+    """Raises InputError if a model, a device or a file has changed since the design was made."""
+    if current_digest != original_digest:
+        raise InputError(f"{name}: differs from the version that the sweep started with; results would be mixed")
 
 
 def _abbreviated(value: object) -> str:

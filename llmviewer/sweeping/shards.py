@@ -16,7 +16,7 @@ from ..model_files import load_model
 from .axes import DEVICE, NUMBERS
 from .design import SETTINGS, Design, Numbers, digest
 from .grid import Sweep, sweep
-from .shard_files import Progress, hash_of, run_shards, write_rows
+from .shard_files import Progress, check_same, hash_of, run_shards, write_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,10 +85,7 @@ def run(
 
 @cache
 def _design(folder: Path, key: str) -> Design:
-    design = Design.read(folder)
-    if design.key != key:
-        raise InputError(f"{folder}: must contain this sweep; it contains another")
-    return design
+    return Design.with_key(folder, key)
 
 
 @cache
@@ -118,18 +115,13 @@ def _profiles(files: tuple[tuple[str, str], ...]) -> tuple[Profile, ...]:
     """The profiles of (file, digest when the design was made)."""
     profiles = read_profiles([path for path, _ in files])
     for path, original_digest in files:
-        _check_same(path, hash_of(path), original_digest)
+        check_same(path, hash_of(path), original_digest)
     return profiles
 
 
 def _unchanged(source: _T, name: str, original_digest: str) -> _T:
-    _check_same(name, digest(source), original_digest)
+    check_same(name, digest(source), original_digest)
     return source
-
-
-def _check_same(name: str, current_digest: str, original_digest: str) -> None:
-    if current_digest != original_digest:
-        raise InputError(f"{name}: differs from the version that the sweep started with; results would be mixed")
 
 
 def _tables(

@@ -6,16 +6,16 @@ python benchmarks/gpu.py time KERNEL
 python benchmarks/gpu.py compile
 python benchmarks/gpu.py all MINUTES FOLDER
 
-Without a name the first three parts, in turn. Where llmviewer is not installed, PYTHONPATH=. from its checkout.
+Without a name check, step and time, in turn. Where llmviewer is not installed, PYTHONPATH=. from its checkout.
 
-Checks every case of every kernel against its reference, in bf16 and at larger sizes as well, for which Triton's
-interpreter is no use, and these in tilings that are to be tried; takes decode steps of whole models as graphs; then
-times, for a few sizes of Llama 3.1 8B, the rule's tiling and all that tuning tries, beside torch and the bandwidth of a
-copy. `time KERNEL` does so for sizes that decide its rule. `compile` fills Triton's cache with the launches of
-`llmviewer measure`, so that none of its minutes go to compilers. `all` is for a GPU lent for some minutes: check and
-compile at once, `llmviewer measure --no-tune`, the steps, and as many kernels whose tilings are to be tried as there is
-time for, with all that they print and the rows in a folder. Each part is a process of its own with a time limit: a
-launch that breaks the GPU or never ends takes that only, and what was found before it is printed.
+Checks every case of every kernel against its reference, in bf16 as well and at larger sizes, for which Triton's
+interpreter is too slow, and those in all alternative tilings; takes decode steps of whole models as graphs; then times,
+for a few sizes of Llama 3.1 8B, the rule's tiling and all that tuning tries, beside torch and the bandwidth of a copy.
+`time KERNEL` does so for sizes that decide its rule. `compile` fills Triton's cache with the launches of `llmviewer
+measure`, so that none of its minutes go to compilers. `all` is for a GPU lent for some minutes: check and compile at
+once, `llmviewer measure --no-tune`, the steps, and `time KERNEL` for as many kernels with untimed tilings as there is
+time for; their output and the rows are in a folder. Each part is a process of its own with a time limit: a launch that
+breaks the GPU or never ends takes that only, and what was found before it is printed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from time import monotonic
 
 from llmviewer.errors import InputError
 from llmviewer.kernels import kernel_names, load_kernel
-from llmviewer.kernels.base import Target, case
+from llmviewer.kernels.base import Launch, Target, case
 from llmviewer.kernels.decoder import decode_step
 from llmviewer.measuring.backend import LaunchError, Sets, breaks
 from llmviewer.measuring.ceilings import copying
@@ -57,10 +57,10 @@ _BRIEF_S = 0.1  # of a timing
 _NUM_REPEATS = 3
 _MEMORY = 16e9  # bytes of the tensors of a launch, at most
 _COPIED = 2**30
-_STEPS_S = 85  # that `all` leaves for steps,
-_LAST_S = 15  # and of what is left then, for a kernel at least
-_WRITING_S = 5  # that a process may take to end when it is told to
-_TRIED = (  # kernels with tilings that no GPU has timed, those first whose time counts most
+_STEPS_S = 85  # time that `all` reserves for steps
+_LAST_S = 15  # least time that `all` starts to time a kernel with, and what measuring may take beyond its minutes
+_WRITING_S = 5  # from SIGTERM to SIGKILL
+_UNTIMED_KERNELS = (  # kernels with tilings that no GPU has timed, those first whose time counts most
     "decode_attention", "mla_decode", "gemm", "gemm_w4a16", "sample", "rope_cache", "flash_attention", "gemm_w8a16",
     "mamba2_scan", "gated_delta_scan", "sparse_indexer", "norm_quantize", "rms_norm", "permute", "combine",
 )  # fmt: skip
@@ -89,9 +89,9 @@ _LARGER = {  # tiles of full size whose loops go round their stages more than on
     ],
     "mamba2_scan": [case("bf16", B=2, T=700, heads=16, dim=80, state=128, groups=2)],
     "gated_delta_scan": [case("bf16", B=2, T=700, heads=8, key_heads=4, key_dim=128, dim=128)],
-    "gemm_w4a16": [case("bf16", M=300, N=4104, K=1152, group=128, dequantized=1)],
-    "gemm_w8a16": [case("bf16", M=300, N=4104, K=1152, dequantized=1)],
-    "gemm_mxfp4": [case("bf16", M=300, N=4104, K=1152, dequantized=1)],
+    "gemm_w4a16": [case("bf16", M=600, N=4104, K=1152, group=128, dequantized=1)],
+    "gemm_w8a16": [case("bf16", M=600, N=4104, K=1152, dequantized=1)],
+    "gemm_mxfp4": [case("bf16", M=600, N=4104, K=1152, dequantized=1)],
     "rope_cache": [case("bf16", B=600, heads=32, kv_heads=8, dim=128, kv=50, page=16, norm=norm) for norm in (0, 1)],
     "argmax": [case("bf16", rows=64, vocab=128256)],
     "sample": [case(dtype, rows=64, vocab=128256, k=50, percent=90) for dtype in ("bf16", "fp32")],
@@ -108,7 +108,7 @@ _LARGER = {  # tiles of full size whose loops go round their stages more than on
     "mla_decode": [case("bf16", B=2, heads=heads, latent=512, rope=64, kv=3000, page=64) for heads in (16, 128)],
 }
 _NARROW = ((1, 14336, 4096), (2048, 14336, 4096), (1, 4096, 14336))  # M, N, K of products with narrow weights
-_UNDECIDED = {  # sizes, in place of those of `full_size`, at which tilings may be faster than the rule's
+_DECIDING_CASES = {  # sizes, in place of those of `full_size`, at which tilings may be faster than the rule's
     "gemm": [
         case("bf16", M=m, N=n, K=k)
         for m, n, k in (
@@ -144,20 +144,19 @@ _TIMED = (  # one of each goal of docs/measuring.md first
 
 
 def check(name: str) -> Iterator[str]:
-    """Yields the errors of a kernel, case by case, with the case most likely to hang last; larger cases also in
-    tilings that are to be tried. The current case goes to stderr, in case the kernel hangs.
+    """Yields the errors of a kernel, case by case, with the case most likely to hang last; larger cases also in all
+    alternative tilings. The current case goes to stderr, in case the kernel hangs.
     """
     import torch
 
     kernel, target = load_kernel(name), Target.of(torch.device("cuda"))
     cases = [*kernel.cases, *(replace(one, dtype="bf16") for one in kernel.cases if one.dtype == "fp16")]
-    cases += _LARGER.get(name, [])
-    able = [one for one in cases if kernel.min_sm(one) <= target.sm]
+    larger_cases = _LARGER.get(name, [])
+    able = [one for one in (*cases, *larger_cases) if kernel.min_sm(one) <= target.sm]
     for one in sorted(able, key=lambda one: one.get("specialized")):
         print(one, file=sys.stderr, flush=True)
         try:
-            tilings = kernel.tilings(target, one) if name in _TRIED and one in _LARGER.get(name, []) else ()
-            check_case(kernel, one, "cuda", GpuClock(), tilings)
+            check_case(kernel, one, "cuda", GpuClock(), kernel.tilings(target, one) if one in larger_cases else ())
         except LaunchError as error:
             yield str(error)
         except Exception as error:  # the others are checked, too
@@ -186,36 +185,42 @@ def stepped(number: int) -> Iterator[str]:
 
 
 def compiled(number: int) -> Iterator[str]:
-    """Compiles one of every `_NUM_PROCESSES` launches of `llmviewer measure`, in its order; yields their number."""
+    """Compiles one of every `_NUM_PROCESSES` launches of `llmviewer measure`; yields errors, and their number."""
+    count = 0
+    for count, (name, launch) in enumerate(_measured_launches(), 1):
+        if count % _NUM_PROCESSES == number:
+            try:
+                launch.warmup()
+            except Exception as error:  # noqa: BLE001 - the others are compiled, too
+                yield f"{name}: {str(error).strip().partition(chr(10))[0]}"
+    yield f"compile {number}: every {_NUM_PROCESSES}th of {count} launches"
+
+
+def _measured_launches() -> Iterator[tuple[str, Launch]]:
+    """Yields the distinct launches of `llmviewer measure`, with the names of their kernels, in about its order."""
     import torch
 
-    target, backend = Target.of(torch.device("cuda")), TritonBackend()
+    target = Target.of(torch.device("cuda"))
     kinds: dict[tuple[str, ...], list[Problem]] = {}
-    for problem in [*problems(MODELS["gpu"], DTYPES["gpu"]), *backend.own()]:
+    for problem in (*problems(MODELS["gpu"], DTYPES["gpu"]), *TritonBackend().own()):
         kinds.setdefault(problem.kind, []).append(problem)
-    ordered_problems = (one for turn in zip_longest(*map(in_order, kinds.values())) for one in turn if one)
-    found: set[str] = set()
-    for part in (part for problem in ordered_problems for part in parts(problem)):
+    in_turn = (problem for turn in zip_longest(*map(in_order, kinds.values())) for problem in turn if problem)
+    yielded_keys = set()
+    for part in (part for problem in in_turn for part in parts(problem)):
         try:
             launches = load_kernel(part.kernel).launches(case(part.dtype, **part.sizes), target)
-        except InputError:  # a size that the kernel refuses, as measuring says
+        except InputError:  # a size that the kernel refuses, as measuring reports
             continue
         for launch in launches:
-            key = repr((launch.function, launch.signature(), launch.options))
-            place = len(found)
-            found.add(key)
-            if len(found) > place and place % _NUM_PROCESSES == number:
-                try:
-                    launch.warmup()
-                except Exception as error:  # noqa: BLE001 - the others are compiled, too
-                    yield f"{part.kernel} {part.dtype}: {str(error).strip().partition(chr(10))[0]}"
-    yield f"compile {number}: every {_NUM_PROCESSES}th of {len(found)} launches"
+            if launch.code_key not in yielded_keys:
+                yielded_keys.add(launch.code_key)
+                yield f"{part.kernel} {part.dtype}", launch
 
 
 def timed_kernel(name: str) -> Iterator[str]:
-    """Lines on the full-size cases of a kernel, or on others that decide its rule; of gemm beside torch."""
+    """Lines on the full-size cases of a kernel, or on sizes that decide its rule; of gemm beside torch."""
     kernel = load_kernel(name)
-    for one in _UNDECIDED.get(name, kernel.full_size):
+    for one in _DECIDING_CASES.get(name, kernel.full_size):
         if name == "gemm":
             yield from timed_problem(Problem(family="gemm", op="gemm", dtype=one.dtype, sizes=one.sizes))
         else:
@@ -339,12 +344,13 @@ def everything(minutes: float, folder: Path) -> int:
             command = [sys.executable, *arguments]
             return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
 
-    def is_failed(name: str, process: subprocess.Popen[bytes], seconds: float) -> bool:
+    def fails(name: str, process: subprocess.Popen[bytes], seconds: float) -> bool:
+        """Waits for a process and ends it after `seconds`, with all processes that it began; True if it failed."""
         try:
             ending = f"ended by {process.wait(max(seconds, 1))}"
         except subprocess.TimeoutExpired:
             ending = "took too long"
-        for ending_signal in (SIGTERM, SIGKILL):  # also of the processes that it began; measuring writes tables
+        for ending_signal in (SIGTERM, SIGKILL):  # between them, measuring writes its tables
             with suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(process.pid, ending_signal)
                 process.wait(_WRITING_S)
@@ -352,15 +358,15 @@ def everything(minutes: float, folder: Path) -> int:
         return bool(process.returncode)
 
     compiling, checking = begin("compile", __file__, "compile"), begin("check", __file__, "check")
-    failed = is_failed("check", checking, (end - monotonic()) / 4)
-    failed |= is_failed("compile", compiling, (end - monotonic()) / 16)
+    failed = fails("check", checking, (end - monotonic()) / 4)
+    failed |= fails("compile", compiling, (end - monotonic()) / 16)
     seconds = end - monotonic() - _STEPS_S
     arguments = ["--no-tune", "--minutes", f"{max(seconds / 60, 0.05):.2f}", "-o", str(folder / "measured")]
-    failed |= is_failed("measure", begin("measure", "-m", "llmviewer", "measure", *arguments), seconds + _LAST_S)
-    failed |= is_failed("step", begin("step", __file__, "step"), end - monotonic())
-    for name in _TRIED:
+    failed |= fails("measure", begin("measure", "-m", "llmviewer", "measure", *arguments), seconds + _LAST_S)
+    failed |= fails("step", begin("step", __file__, "step"), end - monotonic())
+    for name in _UNTIMED_KERNELS:
         if end - monotonic() > _LAST_S:
-            failed |= is_failed(f"time_{name}", begin(f"time_{name}", __file__, "time", name), end - monotonic())
+            failed |= fails(f"time_{name}", begin(f"time_{name}", __file__, "time", name), end - monotonic())
     return int(failed)
 
 
@@ -393,7 +399,7 @@ def _in_this_process(arguments: Sequence[str]) -> int | None:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs one part by its arguments; without them, the first parts in processes of their own."""
+    """Runs what the arguments name: one item of a part here, whole parts in processes of their own."""
     code = _in_this_process(arguments)
     if code is not None:
         return code
@@ -405,16 +411,15 @@ def main(arguments: list[str]) -> int:
     if not torch.cuda.is_available():
         sys.exit("there is no GPU that torch can use")
     failed = False
-    if "check" in chosen_parts:
-        with ThreadPoolExecutor(_NUM_PROCESSES) as pool:
-            failed |= any([*pool.map(partial(_process, "check"), kernel_names())])
-    if "compile" in chosen_parts:
-        with ThreadPoolExecutor(_NUM_PROCESSES) as pool:
-            failed |= any([*pool.map(partial(_process, "compile"), map(str, range(_NUM_PROCESSES)))])
-    for part, every in (("step", _STEPS), ("time", _TIMED)):
+    for part, items, num_processes in (
+        ("check", kernel_names(), _NUM_PROCESSES),
+        ("compile", range(_NUM_PROCESSES), _NUM_PROCESSES),
+        ("step", range(len(_STEPS)), 1),
+        ("time", range(len(_TIMED)), 1),
+    ):
         if part in chosen_parts:
-            for place in range(len(every)):
-                failed |= bool(_process(part, str(place)))
+            with ThreadPoolExecutor(num_processes) as pool:
+                failed |= any([*pool.map(partial(_process, part), map(str, items))])
     return failed
 
 

@@ -152,9 +152,8 @@ def distinct_launches(kernel: Kernel, target: Target) -> Iterator[tuple[Case, La
         if target.sm < kernel.min_sm(case):
             continue
         for launch in kernel.launches(case, target):
-            key = repr((launch.function, launch.signature(), launch.options))
-            if key not in yielded_keys:
-                yielded_keys.add(key)
+            if launch.code_key not in yielded_keys:
+                yielded_keys.add(launch.code_key)
                 yield case, launch
 
 

@@ -164,6 +164,11 @@ class Launch:
                     aligned.append(name)
         return types, constants, tuple(aligned)
 
+    @property
+    def code_key(self) -> str:
+        """Equal for launches of the same machine code."""
+        return repr((self.function, self.signature(), self.options))
+
 
 @frozen(kw_only=True)
 class LaunchPlan:

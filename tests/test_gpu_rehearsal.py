@@ -151,6 +151,6 @@ def test_the_script_checks_steps_and_times(script):
         first, *lines = script.timed(number)
         untimed = [line for line in lines if " of copy  " not in line]
         assert untimed == ["the fastest first:", "the fastest of each, in turn, the median of 3:"], first
-    for name in script._TRIED:
+    for name in script._UNTIMED_KERNELS:
         cases = sum(line.startswith(name) for line in script.timed_kernel(name))
-        assert cases == len(script._UNDECIDED.get(name, load_kernel(name).full_size))
+        assert cases == len(script._DECIDING_CASES.get(name, load_kernel(name).full_size))

@@ -60,15 +60,15 @@ def test_all_parts_share_the_time_and_leave_no_process(gpu, tmp_path, monkeypatc
     begun = "import subprocess, sys; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); p.wait()"
     script.write_text(f"import sys\nprint(*sys.argv[1:], flush=True)\nif 'gemm' in sys.argv:\n    exec({begun!r})\n")
     monkeypatch.setattr(gpu, "__file__", str(script))
-    monkeypatch.setattr(gpu, "_TRIED", ("gemm", "gemv", "sample"))
+    monkeypatch.setattr(gpu, "_UNTIMED_KERNELS", ("gemm", "gemv", "sample"))
     monkeypatch.setattr(gpu, "_STEPS_S", 6.0)
     monkeypatch.setattr(gpu, "_LAST_S", 1.0)
     (tmp_path / "llmviewer.py").write_text("import sys; print(*sys.argv[1:])\n")
     monkeypatch.chdir(tmp_path)  # where -m looks first
     assert gpu.everything(0.3, folder) == 1
-    told = [line.split(", ")[0] for line in capfd.readouterr().out.splitlines()]
+    endings = [line.split(", ")[0] for line in capfd.readouterr().out.splitlines()]
     names = ("check", "compile", "measure", "step")
-    assert told == [*(f"{name}: ended by 0" for name in names), "time_gemm: took too long"]
+    assert endings == [*(f"{name}: ended by 0" for name in names), "time_gemm: took too long"]
     *command, minutes, _, _ = (folder / "measure.txt").read_text().split()
     assert command == ["measure", "--no-tune", "--minutes"]
     assert 0.05 <= float(minutes) <= 0.2

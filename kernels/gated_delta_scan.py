@@ -167,11 +167,11 @@ def plan(
     common = {
         "qkv_ptr": qkv, "decay_ptr": decay, "a_ptr": a_log, "bias_ptr": bias, "w_ptr": w, "u_ptr": u,
         "num_tokens": num_tokens, "key_heads": key_heads, "heads": heads, "key_dim": key_dim, "dim": dim,
-        "epsilon": NORM_EPSILON, "CHUNK": tile.chunk, "KEY_DIM": max(pow2(key_dim), 16), "PRECISION": "tf32x3",
+        "epsilon": NORM_EPSILON, "CHUNK": CHUNK, "KEY_DIM": max(pow2(key_dim), 16), "PRECISION": "tf32x3",
     }  # fmt: skip
     corrections = Launch(
         function=_chunk_corrections,
-        grid=(cdiv(num_tokens, tile.chunk), heads, sequences),
+        grid=(cdiv(num_tokens, CHUNK), heads, sequences),
         arguments=common | {"beta_ptr": beta, "DIM": max(pow2(dim), 16)},
         num_warps=4,
     )

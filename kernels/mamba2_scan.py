@@ -20,15 +20,14 @@ from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Tar
 from .mamba2_update import operators, softplus
 from .mamba2_update import reference as update
 
-CHUNK = 32  # tokens of a chunk by the rule; 64 spill registers on Hopper
-_MAX_CHANNELS = 32  # of a head that a program takes by the rule; 64 spill registers on Hopper
+CHUNK = 32  # tokens of a chunk; 64 spill registers on Hopper
+_MAX_CHANNELS = 32  # of a head that a program takes; 64 spill registers on Hopper
 
 
 @frozen(kw_only=True)
 class ScanTiling:
-    """Tokens of a chunk, channels of a head that a program takes, warps and stages of a scan."""
+    """Channels of a head that a program takes, warps and stages of a scan."""
 
-    chunk: int = CHUNK
     channels: int
     num_warps: int = 4
     num_stages: int = 2
@@ -119,7 +118,7 @@ def plan(
         arguments={
             "xbc_ptr": xbc, "step_ptr": step, "state_ptr": state, "a_ptr": a_log, "d_ptr": d, "bias_ptr": bias,
             "y_ptr": y, "into_ptr": into, "num_tokens": num_tokens, "heads": heads, "dim": dim, "size": size,
-            "groups": groups, "CHUNK": tile.chunk, "BLOCK_P": tile.channels, "SIZE": max(pow2(size), 16),
+            "groups": groups, "CHUNK": CHUNK, "BLOCK_P": tile.channels, "SIZE": max(pow2(size), 16),
             "PRECISION": "tf32x3",
         },
         num_warps=tile.num_warps,
@@ -137,14 +136,16 @@ def tiling(target: Target, dim: int, heads: int) -> ScanTiling:
 
 
 def tilings(target: Target, case: Case) -> tuple[ScanTiling, ...]:
-    """Alternative tilings, none of which was timed: fewer and more warps, stages, channels, and longer chunks."""
-    dim, rule = case["dim"], tiling(target, case["dim"], case["heads"] * case["B"])
-    widths = [n for n in (16, 32, 64) if n != rule.channels and n <= max(pow2(dim), 16)]
+    """Alternative tilings: more warps, fewer and more stages, and 16 in place of 32 channels or the reverse.
+
+    Two warps, 64 channels and chunks of 64 tokens spill registers on Hopper.
+    """
+    rule = tiling(target, case["dim"], case["heads"] * case["B"])
+    other_channels = {16, min(pow2(case["dim"]), _MAX_CHANNELS)} - {rule.channels}
     return (
-        *(replace(rule, num_warps=n) for n in (2, 8)),
+        replace(rule, num_warps=8),
         *(replace(rule, num_stages=n) for n in (1, 3)),
-        *(replace(rule, channels=n) for n in widths),
-        replace(rule, chunk=2 * rule.chunk, num_warps=8),
+        *(replace(rule, channels=n) for n in other_channels if n >= 16),
     )
 
 

@@ -21,6 +21,7 @@ from ..workload import Workload
 from . import norms
 from . import quantize as quantizing
 from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
+from .norms import load_sums
 from .quantize import LARGEST_CODES, codes_of, scales_of
 
 
@@ -32,10 +33,7 @@ def _norm_quantize(
     rows, columns = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     mask = (rows[:, None] < m) & (columns[None, :] < n)
     offsets = rows.to(tl.int64)[:, None] * n + columns[None, :]
-    x = tl.load(x_ptr + offsets, mask, 0.0).to(tl.float32)
-    if residual_ptr is not None:
-        x += tl.load(residual_ptr + offsets, mask, 0.0).to(tl.float32)
-        tl.store(sum_ptr + offsets, x.to(sum_ptr.dtype.element_ty), mask)
+    x = load_sums(x_ptr, residual_ptr, sum_ptr, offsets, mask)
     scale = 1 / tl.sqrt(tl.sum(x * x, 1) / n + epsilon)
     y = x * scale[:, None] * tl.load(weight_ptr + columns, columns < n, 0.0).to(tl.float32)[None, :]
     if GROUP == 0:

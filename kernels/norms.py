@@ -37,6 +37,16 @@ class NormTiling:
 
 
 @triton.jit
+def load_sums(x_ptr, residual_ptr, sum_ptr, offsets, mask):
+    """x, or x + residual, which is stored, in fp32."""
+    x = tl.load(x_ptr + offsets, mask, 0.0).to(tl.float32)
+    if residual_ptr is not None:
+        x += tl.load(residual_ptr + offsets, mask, 0.0).to(tl.float32)
+        tl.store(sum_ptr + offsets, x.to(sum_ptr.dtype.element_ty), mask)
+    return x
+
+
+@triton.jit
 def _norm(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, sum_ptr, y_ptr, m, n, epsilon,
     CENTRED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -46,10 +56,7 @@ def _norm(
     valid_columns = columns < n
     mask = (rows[:, None] < m) & valid_columns[None, :]
     offsets = rows.to(tl.int64)[:, None] * n + columns[None, :]
-    x = tl.load(x_ptr + offsets, mask, 0.0).to(tl.float32)
-    if residual_ptr is not None:
-        x += tl.load(residual_ptr + offsets, mask, 0.0).to(tl.float32)
-        tl.store(sum_ptr + offsets, x.to(sum_ptr.dtype.element_ty), mask)
+    x = load_sums(x_ptr, residual_ptr, sum_ptr, offsets, mask)
     if CENTRED:
         x = tl.where(valid_columns[None, :], x - (tl.sum(x, 1) / n)[:, None], 0.0)
     scale = 1 / tl.sqrt(tl.sum(x * x, 1) / n + epsilon)

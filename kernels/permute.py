@@ -22,7 +22,7 @@ from ..records import frozen
 from ..workload import Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case, cdiv, poisoned, pow2
 
-_MAX_FEW = 16384  # pairs that the program of an expert goes through: beyond, that takes more instructions than parts
+_MAX_FEW = 16384  # pairs that the program of an expert goes through; beyond, parts take fewer instructions
 _PAIRS = 1024  # of them at a time
 _MAX_PARTS = 128  # of many pairs, each of which reads the counts of all
 _COMPARISONS = 16384  # of pairs with experts, and with pairs, at a time: 64 a thread
@@ -60,7 +60,7 @@ def _place_few(expert_ptr, order_ptr, place_ptr, end_ptr, pairs, BLOCK: tl.const
 
 @triton.jit
 def _is_of(expert_ptr, first, pairs, BLOCK: tl.constexpr, BLOCK_E: tl.constexpr):
-    """Whether pair first + i goes to expert e, as 0 or 1 [BLOCK, BLOCK_E]."""
+    """1 where pair first + i goes to expert e, else 0 [BLOCK, BLOCK_E]."""
     pair = first + tl.arange(0, BLOCK)
     expert = tl.load(expert_ptr + pair, pair < pairs, -1)
     return (expert[:, None] == tl.arange(0, BLOCK_E)[None, :]).to(tl.int32)
@@ -81,7 +81,7 @@ def _place(
     expert_ptr, count_ptr, order_ptr, place_ptr, end_ptr, pairs, parts,
     EXPERTS: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """The same for the pairs of this program's part."""
+    """order, place and end as `_place_few` writes them, for the pairs of this program's part."""
     part, experts = tl.program_id(0), tl.arange(0, BLOCK_E)
     total, before = tl.zeros((BLOCK_E,), dtype=tl.int32), tl.zeros((BLOCK_E,), dtype=tl.int32)
     for first in range(0, parts, BLOCK):

@@ -24,14 +24,14 @@ LARGEST_CODES = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # arXiv:2209.05
 
 @triton.jit
 def scales_of(x, axis: tl.constexpr, LARGEST: tl.constexpr):
-    """The scales of groups of x along an axis; that of zeros alone is of the least number, and their codes are 0."""
+    """The scale of each group of x along an axis. A group of zeros has the smallest scale, and its codes are 0."""
     return tl.maximum(tl.max(tl.abs(x), axis), 1e-10) / LARGEST
 
 
 @triton.jit
 def codes_of(quotients, INTEGER: tl.constexpr):
-    """Quotients of x and scales in fp32, as integers to the nearest where codes are: adding 1.5 * 2 ** 23 leaves fp32
-    no bits for fractions.
+    """Codes, still in fp32, of quotients of x and scales, rounded to the nearest integer where codes are integers:
+    adding 1.5 * 2 ** 23 leaves fp32 no bits for fractions.
     """
     return (quotients + 12582912.0) - 12582912.0 if INTEGER else quotients
 

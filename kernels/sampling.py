@@ -457,7 +457,7 @@ def _operators(case: Case) -> tuple[Operator, ...]:
     tokens = Tensor(name="tokens", width=1, format=Format("int32", 32, "fp32"), rows=LOGITS)
     if not case.get("k"):
         return (Sample(name="argmax", inputs=(logits,), outputs=(tokens,), greedy=True),)
-    settings = Tensor(name="asked", width=4, format=FP32, rows=LOGITS)  # temperature, k, p, u
+    settings = Tensor(name="settings", width=4, format=FP32, rows=LOGITS)  # temperature, k, p, u
     return (Sample(name="sample", inputs=(logits, settings), outputs=(tokens,)),)
 
 

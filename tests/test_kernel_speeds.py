@@ -106,7 +106,7 @@ def expert_speeds(gpu):
 
 
 def speed_lines():
-    """The lines of the table of speeds: rows, median and range of each GPU, of what was measured on any."""
+    """The lines of the table of speeds: rows, median and range of each GPU, "-" for one without rows."""
     cells = {}
     for place, gpu in enumerate(DEVICES):
         for kernel, relative, ratios in (*product_speeds(gpu), *expert_speeds(gpu), *attention_speeds(gpu)):

@@ -25,7 +25,7 @@ from ..workload import Workload
 
 _TOKENS: Final = tuple(2**n for n in range(14))  # 1 to 8192
 _BATCHES: Final = tuple(2**n for n in range(9))  # 1 to 256
-_STEPS: Final = (1, 2, 3, *sorted(m << n for m in range(4, 8) for n in range(7)))  # 1 to 448
+_STEPS: Final = (1, 2, 3, *sorted(m << n for m in range(4, 8) for n in range(7)))  # 1 to 448: their only size
 _PROMPTS: Final = tuple(2**n for n in range(7, 14))  # 128 to 8192
 _PASTS: Final = tuple(2**n for n in range(7, 16))  # 128 to 32768
 _MIN_WIDTH: Final = 8  # of a weight, whose rows are packed in words; gates of one column are no product of a library
@@ -262,8 +262,9 @@ def _experts(shapes: Sequence[tuple[int, ...]], chosen: int, dtype: str) -> Iter
 
 
 def _dense_experts(shapes: Sequence[tuple[int, ...]], chosen: int) -> Iterator[dict[str, int]]:
-    """Sizes of the products that take as many tokens through the weights of all experts together, as one matrix each:
-    as many OPs on as many weights. Only where nearly all experts have tokens, and alike.
+    """Sizes of products with the weights of all experts as one matrix, of as many OPs as those of the experts.
+
+    They have the tokens of one expert, so only numbers of tokens are yielded that experts share evenly.
     """
     count, inter, hidden = shapes[0]
     for tokens in _TOKENS:

@@ -88,9 +88,13 @@ def remarks(result: Timeline) -> list[str]:
     ]  # fmt: skip
 
 
-def gaps(result: Timeline) -> list[str]:
-    """Parts that are slower than expected, gaps within the intervals, and what closes the largest gaps."""
-    return [*_slower_parts(result), *_uncertain_gaps(result), *_next_steps(result)]
+def gaps(result: Timeline, subject: str = "") -> list[str]:
+    """Parts that are slower than expected, gaps within the intervals, and numbered remedies of the largest gaps.
+
+    subject  begins each sentence, after its number
+    """
+    steps = (f"{number}. {subject}{_next_step(result, step)}" for number, step in enumerate(result.next_steps, 1))
+    return [*(f"{subject}{one}" for one in (*_slower_parts(result), *_uncertain_gaps(result))), *steps]
 
 
 def _other_request(result: Timeline) -> list[str]:
@@ -209,12 +213,8 @@ def missing_communication(result: Timeline) -> list[str]:
     return [f"No kernel of communication was recorded; analyzed: {layout}. Give the recorded layout (--tp, --ep)."]
 
 
-def _next_steps(result: Timeline) -> list[str]:
-    """Remedies of the largest gaps, with the gain of each."""
-    return [f"{number}. {_next_step(result, step)}" for number, step in enumerate(result.next_steps, 1)]
-
-
 def _next_step(result: Timeline, step: NextStep) -> str:
+    """A remedy of a gap, with its gain."""
     gain, reference = f"{fold(step.bound_speed_up)} faster at the bound", "the bound"
     if step.reference or result.expected_s is not None:
         gain = f"Expected {fold(step.speed_up)} faster, {fold(step.bound_speed_up)} at the bound"

@@ -44,7 +44,7 @@ def remarks(result: RankedTimeline) -> list[str]:
     return [
         *_other_layout(result), *one_rank.missing_communication(slowest), *_slowest(result), *_experts(result),
         *_communication(result), *_pipeline(result),
-        *(f"Rank {rank}: {sentence}" for sentence in one_rank.gaps(slowest)),
+        *one_rank.gaps(slowest, f"Rank {rank}: "),
     ]  # fmt: skip
 
 

@@ -175,6 +175,9 @@ def test_two_files_are_a_change_where_the_control_says_so():
     assert [one.analysis.hardware.name for one in (found.before, found.after)] == ["h100-sxm", "h200-sxm"]
     assert found.speed_up == pytest.approx(found.before.time_s / found.after.time_s)
     assert "First of 2 devices" not in page(tab._content(report, found, 2))
+    three = State(batch=8, recordings="pair", on=("h100-sxm", "h200-sxm", "l4"))
+    _, found = timeline.recorded(files, device_results(three), three)
+    assert found.after.analysis.hardware.name == "h200-sxm"
     with pytest.raises(InputError, match="must be two; got 3"):
         timeline.recorded([*files, files[0]], device_results(state), state)
 
@@ -194,6 +197,10 @@ def test_metrics_of_a_server_are_compared_at_their_own_batch_and_lengths(tmp_pat
     big = dropped("metrics.txt", telemetry.VLLM + "# \n" * 2_000_000)
     with pytest.raises(InputError, match="must have at most 5,000,000 bytes"):
         timeline.recorded([big], device_results(State()), state)
+    trace = dropped("trace.json", ranks.recorded(rank=0))
+    for mixed in ([files[0], trace], [trace, files[0]]):
+        with pytest.raises(InputError, match=r"a\.txt: is of a server, but other files are traces"):
+            timeline.recorded(mixed, device_results(State()), state)
     with pytest.raises(InputError, match="one file, or an earlier and a later one; got 3"):
         timeline.recorded([files[0]] * 3, device_results(State()), state)
 

@@ -149,7 +149,7 @@ def step_controls() -> Component:
 
 
 def serving_controls(state: State) -> Component:
-    """Targets above the serving curves; hidden on other tabs."""
+    """Targets and traffic above the serving curves; hidden on other tabs."""
     percentiles = {name: name for name in ("p50", "p90", "p99")}
     return html.Div(
         [
@@ -282,7 +282,7 @@ def _paste(name: str, kind: str, text: str = "", hint: str = "") -> Component:
     source: Any = {"data-for": name}
     rows = max(5, text.count("\n"))
     return html.Details([
-        html.Summary(f"or {'edit' if text else 'paste'} a {kind}"),
+        html.Summary(f"or {'edit its' if text else 'paste a'} {kind}"),
         dcc.Textarea(id=f"{name}-paste", value=text or None, placeholder=hint, rows=rows, spellCheck=False,
                      title=f"Text of a {kind}"),
         html.Div([

@@ -101,7 +101,7 @@ def _totals(results: tuple[DeviceResult, ...], state: State) -> Component:
         tuple(
             [
                 html.Span(one.value, className="alarm") if one.alarm else one.value,
-                *([html.Span(one.detail, className="more")] if one.detail else []),
+                *([html.Span(overview.broken_before_interval(one.detail), className="more")] if one.detail else []),
             ]
             for one in line
         )

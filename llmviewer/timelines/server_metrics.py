@@ -127,7 +127,7 @@ def read_telemetry(path: Path, *, since: Path | None = None, max_bytes: int) -> 
 
 
 def parse_telemetry(file: TelemetryFile, since: TelemetryFile | None = None) -> ServerLoad:
-    """The same of the contents of files, which their names name in errors.
+    """Load of a server from the contents of its metrics, since those of an earlier file if given, or of its log.
 
     Raises InputError if a file is not of one engine, or counts nothing.
     """

@@ -193,10 +193,10 @@ def register(app: Dash) -> None:
     )  # fmt: skip
     def report(chosen: str | None, link: str, files: Any) -> Any:
         state = shown_state(link, files)
-        if not (chosen or "").isdecimal() or int(chosen or "") >= len(serving.loop_settings(state)):
+        if chosen not in [one["value"] for one in _choices(state)]:
             return []
         try:
-            return _report(state, int(chosen or ""))
+            return _report(state, int(chosen))
         except Exception as error:  # noqa: BLE001 - the page stays
             return html.P(error_line(error, state.link), className="error", role="alert")
 

@@ -155,8 +155,13 @@ def _detail(card: Card) -> str:
 
 
 def expected_text(card: Card) -> str:
-    """Expected value of a card, with a line break only before its interval."""
-    value, bracket, interval = f"expected {card.expected}".replace(" ", _SPACE).partition("(")
+    """Expected value of a card, in words."""
+    return broken_before_interval(f"expected {card.expected}")
+
+
+def broken_before_interval(text: str) -> str:
+    """A text with a value and its interval, with a line break only between them."""
+    value, bracket, interval = text.replace(" ", _SPACE).partition("(")
     return f"{value.rstrip(_SPACE)} {bracket}{interval}".rstrip()
 
 

@@ -45,8 +45,8 @@ class DroppedTrace:
     data: bytes
 
 
-def timeline_of(trace: DroppedTrace | Path, result: DeviceResult, state: State) -> Timeline:
-    """A pass of the trace compared with its analysis.
+def timeline_of(trace: DroppedTrace | Path, result: DeviceResult, state: State, *, uploaded: int = 1) -> Timeline:
+    """A pass of the trace, one of some `uploaded` together, compared with its analysis.
 
     Raises InputError with the name of the file and the problem.
     """
@@ -55,7 +55,7 @@ def timeline_of(trace: DroppedTrace | Path, result: DeviceResult, state: State) 
         if isinstance(trace, Path):
             timeline = _read_from_disk(trace, trace.stat().st_mtime_ns, phase)
         else:
-            timeline = _read_dropped(trace, phase, MAX_UNPACKED_BYTES)
+            timeline = _read_dropped(trace, phase, MAX_UNPACKED_BYTES // uploaded)
         return compare_recording(
             timeline, result.analysis, file=trace.name, phase=phase, passes=state.passes or None,
             stage=state.stage or None,
@@ -71,24 +71,26 @@ def timeline_of(trace: DroppedTrace | Path, result: DeviceResult, state: State) 
 def recorded(
     traces: Sequence[DroppedTrace] | Path, results: Sequence[DeviceResult], state: State
 ) -> tuple[Report[Any], Any]:
-    """The report on a trace or several, or on metrics or logs of a server; and the result that it is of.
+    """The report on a trace or several, or on metrics or logs of a server; and its result.
 
-    Of several traces, those of ranks, or two recordings of one model, the second on the second device if there is one.
+    Several traces are those of ranks, or two recordings of one model, the second on the second device if there is one.
 
     Raises InputError with the name of the file and the problem.
     """
     if isinstance(traces, Path):
         return TIMELINE, timeline_of(traces, results[0], state)
-    texts = [_telemetry(one) for one in traces]
-    if texts[0]:
-        return SERVER, _server_steps([text for text in texts if text], state)
+    telemetry = [text for text in map(_telemetry, traces) if text]
+    if telemetry:
+        if len(telemetry) < len(traces):
+            raise InputError(f"{telemetry[0].name}: is of a server, but other files are traces; drop them separately")
+        return SERVER, _server_steps(telemetry, state)
     if len(traces) == 1:
         return TIMELINE, timeline_of(traces[0], results[0], state)
     if state.recordings == "pair":
         if len(traces) != 2:
             raise InputError(f"the traces before and after a change must be two; got {len(traces)}")
         before, after = (
-            timeline_of(one, result, state) for one, result in zip(traces, (results[0], results[-1]), strict=True)
+            timeline_of(one, result, state, uploaded=2) for one, result in zip(traces, (results * 2)[:2], strict=True)
         )
         return PAIR, pair(before, after)
     return RANKS, _ranked(traces, results[0], state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import product
 from typing import Any, Final, NamedTuple
 
 from llmviewer.errors import InputError
@@ -189,17 +189,18 @@ def drawn_results(results: Sequence[DeviceResult], state: State) -> tuple[dict[s
         return {one.name: one for one in results}, ()
     drawn: dict[str, DeviceResult] = {}
     problems: list[str] = []
-    for one in results:
+    for one, quant in product(results, dict.fromkeys((state.quant, *state.quants))):
+        if len(drawn) == _MAX_DRAWN:
+            break
         where = f"{one.name} " * (len(results) > 1)
-        drawn[f"{where}{precision(one.analysis)}"] = one
-        for quant in state.quants:
-            if quant == state.quant:
-                continue
-            try:
-                (drawn[f"{where}{quant}"],) = device_results(replace(state, on=(one.name,), quant=quant))
-            except InputError as error:
-                problems.append(f"{where}{quant}: {error_line(error)}")
-    return dict(islice(drawn.items(), _MAX_DRAWN)), tuple(problems)
+        if quant == state.quant:
+            drawn[f"{where}{precision(one.analysis)}"] = one
+            continue
+        try:
+            (drawn[f"{where}{quant}"],) = device_results(replace(state, on=(one.name,), quant=quant))
+        except InputError as error:
+            problems.append(f"{where}{quant}: {error_line(error)}")
+    return drawn, tuple(problems)
 
 
 def roofline_figure(drawn: Mapping[str, DeviceResult], phase: str) -> PageFigure:

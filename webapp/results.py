@@ -49,6 +49,7 @@ _RESET_ORDER: Final = (
     "router", "think_time", "traffic", "step", "context", "cp", "dp", "ep", "pp", "tp", "gen", "prompt", "batch",
 )  # fmt: skip
 _OWN_SOURCE: Final = "own"  # key of the source of numbers that the user gave
+_CACHED_RESULTS: Final = 16  # up to 1 MB each: a device has some 10 settings in "What would help"
 _MAX_OPERATORS: Final = 2000  # of an uploaded model; the largest that ships has some hundreds
 _MAX_PATTERNS, _MAX_UNBOUNDED = 64, 4  # patterns of module names in a file, * and + in one of them
 _REPEATED_GROUP: Final = re.compile(r"\)\s*(?:[*+]|\{)")
@@ -308,7 +309,7 @@ def _device_inputs(state: State, name: str) -> State:
     return replace(inputs, set=tuple(f"{name}:{change}" for change in state.what_ifs(name)), files=files)
 
 
-@lru_cache(maxsize=32)  # some 0.6 MB each: of the requests that follow a change
+@lru_cache(maxsize=_CACHED_RESULTS)
 def _device_result(inputs: State) -> DeviceResult:
     check_limit()
     (name,) = inputs.on
@@ -317,7 +318,7 @@ def _device_result(inputs: State) -> DeviceResult:
     return DeviceResult(name=name, setting=setting, analysis=analysis)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=_CACHED_RESULTS)
 def _evaluation(inputs: State) -> Evaluation:
     check_limit()
     setting = _setting(inputs)
@@ -351,7 +352,7 @@ def _setting(inputs: State) -> Setting:
     return _cached_setting(replace(inputs, batch=1, prompt=1, gen=1, context=0, step="", images=0, measured=""))
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=_CACHED_RESULTS)
 def _cached_setting(inputs: State) -> Setting:
     (name,) = inputs.on
     model_name = inputs.model

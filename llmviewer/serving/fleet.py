@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from ..errors import InputError
 from ..expectation.engines import DIRECT, Frontend
 from ..records import frozen
 from .arrivals import Inbox
@@ -62,6 +63,8 @@ def serve_fleet(
     others as for serve().
 
     A request is routed when no clock of a server is before its arrival.
+
+    Raises InputError if all requests fail.
     """
     requests = RequestStates(traffic, np.zeros(len(traffic), dtype=np.int64), frontend)
     caches = Caches.of(steps, traffic, policy, block)
@@ -73,6 +76,8 @@ def serve_fleet(
 
     fleet = ReplicaFleet(traffic, requests, router, new_server=new_server, replicas=servers, rules=rules)
     fleet.run(progress)
+    if np.all(np.isnan(requests.finish_s)):
+        raise InputError(f"mtbf must be long enough for a request to finish; all {len(traffic)} failed")
     return served(requests, Usage.total([each.usage() for each in fleet.servers()])), fleet.log()
 
 

@@ -156,6 +156,16 @@ def test_host_launches_only_executed_operators_of_a_served_step(model, technique
     assert read == pytest.approx(alone.expected_time_s, rel=3e-3)
 
 
+def test_host_bound_times_have_the_range_of_host_times_per_launch():
+    """19 to 57 us of PyTorch programs; 32 to 49 us fitted as well of TensorRT-LLM's prefills (engines/)."""
+    asked = {"prompt": 16, "gen": 8}
+    eager = analyze("llama-3.1-8b", "h100-sxm", engine="huggingface", **asked).phases.decode.total
+    trtllm = analyze("llama-3.1-8b", "h100-sxm", engine="tensorrt-llm", **asked).phases.prefill.total
+    for total, expected_us, least_us, most_us in ((eager, 49.1, 19, 57), (trtllm, 40, 32, 49)):
+        assert total.expected_low_s / total.expected_time_s == pytest.approx(least_us / expected_us)
+        assert total.expected_high_s / total.expected_time_s == pytest.approx(most_us / expected_us)
+
+
 def test_without_an_engine_the_host_is_idle():
     assert Setting.of(MODEL, DEVICE).kernels.host == IDLE
     assert analyze(MODEL, DEVICE).inputs["engine"] == ""

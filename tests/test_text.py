@@ -1,6 +1,7 @@
 """The report on a terminal: what is cut where there is no room, and that nothing is where there is no terminal."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -12,6 +13,7 @@ from llmviewer.devices.files import load_hardware
 from llmviewer.reports.analysis import REPORT, report
 from llmviewer.reports.operator_table import COLUMNS, merged, rate, rows
 from llmviewer.reports.phrases import between, headline, sentence
+from llmviewer.request import Request
 from llmviewer.setting import Setting
 from llmviewer.units import fold, seconds, si
 
@@ -244,7 +246,9 @@ def test_a_bracket_has_two_ends():
     assert between(0.0253, 0.02531, 0.02532) == "25.3 ms"
     assert between(0.0253, 0.0241, 0.0266) == "25.3 ms (24.1 to 26.6 ms)"
     assert between(None, None, None) == ""
-    found = analyze("llama-3.1-8b", "a100-sxm-80gb", engine="huggingface")
+    setting = Setting.of("llama-3.1-8b", "a100-sxm-80gb", engine="huggingface")
+    host = replace(setting.engine.host, launch_range=(1.0, 1.0))
+    found = analyze(replace(setting, engine=replace(setting.engine, host=host)), Request())
     whole = found.generation
     assert whole.expected_tpot_low_s == whole.expected_tpot_high_s
     text = " ".join(click.unstyle(REPORT.text(found)).split())

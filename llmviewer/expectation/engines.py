@@ -49,16 +49,18 @@ class Host:
     launch_s          host time per launch [s]
     prefill_launch_s  the same in a step with prefills, where it exceeds launch_s [s]
     step_s            time between two steps [s]
+    launch_range      least and most host time per launch, over what is expected
     """
 
     launch_s: float = 0.0
     prefill_launch_s: float = 0.0
     step_s: float = 0.0
+    launch_range: tuple[float, float] = (1.0, 1.0)
 
     def of_step(self, *, prefills: bool) -> Host:
         """The host in a step that prefills, or in one that only decodes."""
         launch_s = max(self.launch_s, self.prefill_launch_s) if prefills else self.launch_s
-        return IDLE if launch_s == self.step_s == 0 else Host(launch_s=launch_s, step_s=self.step_s)
+        return IDLE if launch_s == self.step_s == 0 else replace(self, launch_s=launch_s, prefill_launch_s=0.0)
 
     def time_s(self, kernels_s: Num, launches: Num) -> Num:
         """A step: its kernels, or its launches where those take longer, and what is between it and the next. [s]"""
@@ -496,7 +498,10 @@ def _overlap(part: Section) -> dict[str, Any]:
 
 
 def _host(part: Section) -> Host:
-    return Host(**{f"{key}_s": _quantity(part, key, "s") for key in ("launch", "prefill_launch", "step")})
+    launch_s, prefill_launch_s, step_s, least_s, most_s = (_quantity(part, key, "s") for key in _SECTION_KEYS["host"])
+    longer_s = max(launch_s, prefill_launch_s)
+    ends = ((least_s or longer_s) / longer_s, (most_s or longer_s) / longer_s) if longer_s else (1.0, 1.0)
+    return Host(launch_s=launch_s, prefill_launch_s=prefill_launch_s, step_s=step_s, launch_range=ends)
 
 
 def _frontend(part: Section) -> Frontend:
@@ -544,7 +549,7 @@ _RESERVED: Final = (
 _SOURCE: Final = ("title", "page", "version", "year", "url")
 _SECTION_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "kernels": ("library", "attention", "factor", "whole_passes", "experts_option", "stand_in"),
-    "host": ("launch", "prefill_launch", "step"),
+    "host": ("launch", "prefill_launch", "step", "least_launch", "most_launch"),
     "frontend": ("request", "token", "response", "ahead"),
     "schedulers": ("policy", "from", "but", "max_num_seqs", "lockstep_policy"), "cache": ("block", "has_writes"),
     "memory": ("of", "pool", "reserve", *_SIZES, *_PLAIN_RULES), "row": ("tokens_per_s", "fitted"), "limits": _LIMITS,

@@ -219,8 +219,8 @@ class ExpectedPass:
                 (time for place, time in computing if not attention[0] <= place < collect), start=np.zeros(1)
             )
             traveling_s = [layer_rows[place][1].expected - layer_rows[place][1].core_time_s for place in sends]
-            for travels, computed in zip(traveling_s, (between_s, in_attention_s), strict=True):
-                waiting_s = waiting_s + layer_rows[0][0].block.repeat * np.maximum(travels - computed, 0)
+            for travel_s, meanwhile_s in zip(traveling_s, (between_s, in_attention_s), strict=True):
+                waiting_s = waiting_s + layer_rows[0][0].block.repeat * np.maximum(travel_s - meanwhile_s, 0)
         return waiting_s
 
     @cached_property
@@ -293,20 +293,24 @@ class ExpectedPass:
         return main + "".join(f", {share:.0%} {kind}" for kind, share in others)
 
     def _expected_s(self, places: Sequence[int]) -> Num:
-        return self._hosted(places)(self._kernels_s(places))
+        kernels_s = self._kernels_s(places)
+        return kernels_s if self.host == IDLE else self.host.time_s(kernels_s, self._launch_count(places))
 
     def _whole(self, places: Sequence[int]) -> Interval:
-        return self._sum(places).map(self._hosted(places))
-
-    def _hosted(self, places: Sequence[int]) -> Callable[[Num], Num]:
-        """A function from the time of kernels to that of a pass with host time."""
+        kernels = self._sum(places)
         if self.host == IDLE:
-            return lambda time_s: time_s
-        rows = ((self.operators[place].block, self.launches[place]) for place in places)
-        count: Num = sum(
-            (block.repeat * one.run_probability * (one.expected > 0) for block, one in rows), start=np.zeros(1)
+            return kernels
+        count, (least, most) = self._launch_count(places), self.host.launch_range
+        return Interval(
+            expected=self.host.time_s(kernels.expected, count),
+            low=self.host.time_s(kernels.low, least * count),
+            high=self.host.time_s(kernels.high, most * count),
         )
-        return lambda time_s: self.host.time_s(time_s, count)
+
+    def _launch_count(self, places: Sequence[int]) -> Num:
+        """Launches by the host."""
+        rows = ((self.operators[place].block, self.launches[place]) for place in places)
+        return sum((block.repeat * one.run_probability * (one.expected > 0) for block, one in rows), start=np.zeros(1))
 
     def _kernels_s(self, places: Sequence[int]) -> Num:
         """Time of kernels one after another. [s]"""

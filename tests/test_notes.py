@@ -158,6 +158,7 @@ def test_operators_that_an_engine_runs_in_one_launch_are_named():
     assert "one launch of vLLM each" in shown
     products, fused = ("q_proj+k_proj+v_proj", "gate_proj+up_proj"), ("attn_add+mlp_norm", "mlp_add+attn_norm")
     assert all(launch in shown for launch in (*products, *fused))
+    assert "down_proj_all_reduce+mlp_add+attn_norm of the next layer" in shown
     assert "one launch" not in " ".join(analyze("qwen3-32b", "h100-sxm", layout="tp=2").notes)
     assert "one launch" not in " ".join(analyze("qwen3-8b", "rtx-4090", quant="Q4_K_M", engine="llama.cpp").notes)
     alone = " ".join(analyze("llama-2-7b", "a100-sxm-80gb", engine="huggingface").notes)

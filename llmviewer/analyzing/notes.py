@@ -316,6 +316,7 @@ def _merged_launches(evaluation: Evaluation) -> list[str]:
     launched = evaluation.launched(evaluation.phases[-1], kernels)
     names = dict.fromkeys(
         "+".join(dict.fromkeys(launched.operators[member].operator.name for member in launch.members))
+        + (" of the next layer" if launch.members[-1] < launch.members[0] else "")
         for launch in launched.launches
         if 1 < len(launch.members) <= _MAX_MERGED
     )

@@ -109,10 +109,11 @@ def _layers(config: Section, hidden: int) -> list[Layer]:
             group = [_named_layer(part, hidden) for part in section.sections("layers")]
         else:
             group = [_named_layer(section, hidden, "repeat")]
-        count = len(group) * section.count("repeat", 1)
-        if len(layers) + count > MAX_COUNT:
-            raise section.error("repeat", f"must make at most {MAX_COUNT} layers of all; got {len(layers) + count}")
-        layers += group * section.count("repeat", 1)
+        repeat = section.count("repeat", 1)
+        count = len(layers) + len(group) * repeat
+        if count > MAX_COUNT:
+            raise section.error("repeat", f"must make at most {MAX_COUNT} layers of all; got {count}")
+        layers += group * repeat
     return layers
 
 

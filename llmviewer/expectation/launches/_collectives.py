@@ -12,6 +12,7 @@ from ...operators.base import Operator
 from ...operators.collectives import AllGather, AllReduce, AllToAll, Collective, ReduceScatter, Send
 from ...transforms.offload import HOST
 from ..families import Implementation
+from ..families._family import Array
 from ._kernel import LibraryKernel, Sending
 from ._work import LaunchWork
 
@@ -43,6 +44,12 @@ _NODE_DOUBLING_S: Final = 29e-6
 _IN_DOMAIN: Final = Sending(cores=20)  # NCCL takes about as many
 
 
+def _has_single_tokens(work: LaunchWork) -> Array:
+    """Whether each sequence has at most one token, as in decode steps."""
+    longest = np.max(np.broadcast_arrays(*(spans.q_len for spans in work.groups)), axis=0)
+    return np.asarray(np.less_equal(longest, 1))
+
+
 def _by_experts(op: AllToAll, work: LaunchWork) -> tuple[LibraryKernel, ...]:
     """DeepEP's kernels for tokens that are sent to their experts within a domain: those with low latency for steps of
     single tokens, as SGLang's --deepep-mode auto chooses, or wherever each copy is sent directly. Another width of an
@@ -57,8 +64,7 @@ def _by_experts(op: AllToAll, work: LaunchWork) -> tuple[LibraryKernel, ...]:
         "topk": op.choice.top_k,
         "experts": op.choice.experts + op.choice.redundant,
     }
-    longest = np.max(np.broadcast_arrays(*(spans.q_len for spans in work.groups)), axis=0)
-    is_direct = np.less_equal(longest, 1) | op.direct
+    is_direct = _has_single_tokens(work) | op.direct
     library = "deepep" if work.library in _DEEPEP_LIBRARIES else work.library
     operation = _DISPATCH if op.name == _DISPATCH else "combine"
     return tuple(
@@ -117,9 +123,7 @@ def in_one_domain(op: Collective) -> bool:
 def short_all_reduce(op: AllReduce, work: LaunchWork, library: str, where: Num) -> LibraryKernel:
     """A library's kernel for short messages within a domain."""
     shapes: dict[str, Num] = {"num_gpus": op.group.size, "bytes": work.of(op.payload()) * op.detour()}
-    return LibraryKernel(
-        family="collectives", implementation=_short_all_reduce(library), shapes=shapes, where=where
-    )  # fmt: skip
+    return LibraryKernel(family="collectives", implementation=_short_all_reduce(library), shapes=shapes, where=where)
 
 
 def _short_all_reduce(library: str) -> Implementation:
@@ -132,9 +136,8 @@ def sending(op: Collective, work: LaunchWork) -> Sending:
         return _IN_DOMAIN
     if op.direct or op.group.outer == 1:
         return STRAIGHT if op.direct else _IN_DOMAIN
-    longest = np.max(np.broadcast_arrays(*(spans.q_len for spans in work.groups)), axis=0)
     many_s = _TWO_NODES_S + _NODE_DOUBLING_S * np.log2(op.group.outer / 2)
-    return _FORWARDED._replace(setup_s=np.where(np.less_equal(longest, 1), STRAIGHT.start_s, many_s))
+    return _FORWARDED._replace(setup_s=np.where(_has_single_tokens(work), STRAIGHT.start_s, many_s))
 
 
 def _ringed(devices: int) -> float:

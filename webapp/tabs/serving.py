@@ -193,7 +193,7 @@ def register(app: Dash) -> None:
     )  # fmt: skip
     def report(chosen: str | None, link: str, files: Any) -> Any:
         state = shown_state(link, files)
-        if chosen not in [one["value"] for one in _choices(state)]:
+        if chosen is None or chosen not in [one["value"] for one in _choices(state)]:
             return []
         try:
             return _report(state, int(chosen))

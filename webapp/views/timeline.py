@@ -90,7 +90,8 @@ def recorded(
         if len(traces) != 2:
             raise InputError(f"the traces before and after a change must be two; got {len(traces)}")
         before, after = (
-            timeline_of(one, result, state, uploaded=2) for one, result in zip(traces, (results * 2)[:2], strict=True)
+            timeline_of(one, result, state, uploaded=2)
+            for one, result in zip(traces, (results[0], results[:2][-1]), strict=True)
         )
         return PAIR, pair(before, after)
     return RANKS, _ranked(traces, results[0], state)

@@ -173,6 +173,6 @@ class Lowering:
         return self._with_techniques(decode=decode).then(skew(self.expert_skew), *shared)
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=32)  # some 0.3 MB each
 def _cached(lowering: Lowering) -> Lowering:
     return lowering

@@ -420,12 +420,18 @@ def process(*arguments):
         started.wait()
 
 
+def listens(host, port):
+    with socket.socket() as client:
+        return client.connect_ex((host, port)) == 0
+
+
 @pytest.mark.slow("starts worker processes")
 def test_a_dask_cluster_that_loses_a_worker_finishes_the_sweep(tmp_path):
     pytest.importorskip("distributed")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        host, port = free.getsockname()
+    address = f"tcp://{host}:{port}"
     asked = Design.of(
         ["gpt2"],
         ["t4", "h100-sxm"],
@@ -439,6 +445,7 @@ def test_a_dask_cluster_that_loses_a_worker_finishes_the_sweep(tmp_path):
         process(*worker, str(tmp_path / "a")) as doomed,
         process(*worker, str(tmp_path / "b")),
     ):
+        wait_for(lambda: listens(host, port))
         told = []
 
         def progress(done, points):

@@ -38,7 +38,7 @@ from llmviewer.expectation.index import index
 from llmviewer.expectation.transfer import Estimator, select_fits
 from llmviewer.model_files import load_model, model_names
 
-START_LIMITS = {"start": 0.8, "analyze": 3.5}  # times importing numpy
+START_LIMITS = {"start": 0.8, "analyze": 3.4}  # times importing numpy
 EXTRACT_LIMIT = 0.5  # times importing numpy, for the slowest model: Kimi K3, few of whose 93 layers are alike
 AGAIN_LIMIT = 0.8  # times an analysis whose graphs are new
 SWEEP_LIMIT_S = 1.0

@@ -123,9 +123,9 @@ def _fleet(run: Simulation) -> list[str]:
     log, lines = run.fleet, []
     if run.rules.outages:
         numbers_by_way = {way: getattr(log, way) for way in ("migrated", "recomputed", "restarted", "failed")}
-        ways = ", ".join(f"{number:,} {way}" for way, number in numbers_by_way.items() if number) or "all done before"
+        ways = ", ".join(f"{number:,} {way}" for way, number in numbers_by_way.items() if number) or "none"
         lost = f"; {log.lost_tokens:,} output tokens lost" if log.lost_tokens else ""
-        lines.append(f"Failures: {counted(log.failures, 'replica')}; their requests: {ways}{lost}.")
+        lines.append(f"Failures: {counted(log.failures, 'replica')}; unfinished requests: {ways}{lost}.")
     if run.rules.scaling:
         least, most = (limit(number for _, number in log.serving) for limit in (min, max))
         serving = counted(most, "replica") if least == most else f"{least} to {most} replicas"

@@ -7,6 +7,7 @@ classes: a function that serves requests does not support offloading, say. Impor
 # No `from __future__ import annotations`: declarations are read at run time, and heavy types are quoted.
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from inspect import Parameter as Argument
 from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypedDict, TypeVar, cast
@@ -17,6 +18,7 @@ from .parameters import (
     Accounting,
     Algorithm,
     AttentionMode,
+    KvLink,
     Mla,
     Parameter,
     declared,
@@ -43,16 +45,53 @@ def _degree(about: str, label: str, *, page_most: int = 1024) -> Parameter:
     )  # fmt: skip
 
 
+_BATCH: Final = Parameter(
+    about="Sequences per batch.", default=1, least=1, label="Batch", term="batch", page_most=65_536
+)
+_GEN: Final = Parameter(
+    about="Generated tokens per sequence.",
+    more="If not given, 128, or one inference of a robot model.",
+    unit="tokens",
+    least=1,
+    label="Generated",
+    term="generated tokens",
+    page_most=65_536,
+)
+_KV_LEN: Final = Parameter(
+    about="Context of the decode step shown, its own token included.",
+    more="If not given, that of the first step.",
+    unit="tokens",
+    least=1,
+    link="context",
+    label="Context",
+    term="context",
+    page_most=8_388_608,
+)
+
+
 class BatchOptions(TypedDict, total=False):
     """The sequences of a batch."""
 
+    batch: Annotated[int, _BATCH]
+
+
+class MaxBatchOptions(TypedDict, total=False):
+    """The sequences of a batch, or the most that fit."""
+
+    batch: Annotated["int | str", replace(_BATCH, more="max: the most that fit in memory.", metavar="N|max")]
+
+
+class BatchesOptions(TypedDict, total=False):
+    """Several batches, or the largest that fits."""
+
     batch: Annotated[
-        int, Parameter(about="Sequences per batch.", default=1, least=1, label="Batch", term="batch", page_most=65_536)
+        "int | str | Sequence[int]",
+        replace(_BATCH, more="Several: 1,8,64 or 1..64*2; max: the most that fit in memory.", metavar="NUMBERS|max"),
     ]
 
 
-class LengthOptions(TypedDict, total=False):
-    """The tokens of each sequence."""
+class PromptOptions(TypedDict, total=False):
+    """The prompt of each sequence."""
 
     prompt: Annotated[
         int,
@@ -66,36 +105,24 @@ class LengthOptions(TypedDict, total=False):
             page_most=4_194_304,
         ),
     ]
-    gen: Annotated[
-        "int | None",
-        Parameter(
-            about="Generated tokens per sequence.",
-            more="If not given, 128, or one inference of a robot model.",
-            unit="tokens",
-            least=1,
-            label="Generated",
-            term="generated tokens",
-            page_most=65_536,
-        ),
-    ]
+
+
+class LengthOptions(PromptOptions, total=False):
+    """The tokens of each sequence."""
+
+    gen: Annotated["int | None", _GEN]
+
+
+class RequestLengthOptions(PromptOptions, total=False):
+    """The tokens of each request over time."""
+
+    gen: Annotated["int | None", replace(_GEN, more="", default=256)]
 
 
 class ContextOptions(TypedDict, total=False):
     """Images of a prompt, and the decode step shown."""
 
-    kv_len: Annotated[
-        "int | None",
-        Parameter(
-            about="Context of the decode step shown, its own token included.",
-            more="If not given, that of the first step.",
-            unit="tokens",
-            least=1,
-            link="context",
-            label="Context",
-            term="context",
-            page_most=8_388_608,
-        ),
-    ]
+    kv_len: Annotated["int | None", _KV_LEN]
     images: Annotated[
         "int | None",
         Parameter(
@@ -518,6 +545,35 @@ class ExpertOptions(
     """Options of experts on separate devices."""
 
 
+class ExpertStepOptions(TypedDict, total=False):
+    """A decode step with experts on separate devices."""
+
+    kv_len: Annotated[
+        int, replace(_KV_LEN, about="Context of each sequence, the token of the step included.", more="", default=4096)
+    ]
+    micro_batches: Annotated[
+        int,
+        Parameter(about="Micro-batches of a batch; the fastest number from 1 to 8 if 0.", default=0, least=0),
+    ]
+    link: Annotated[
+        str,
+        Parameter(
+            about="Links between both sides: between nodes, or within one scale-up domain.",
+            default=KvLink.SCALE_OUT.value,
+            choices=tuple(KvLink),
+        ),
+    ]
+
+
+class ExpertBatchOptions(TypedDict, total=False):
+    """Batches of decode steps with experts on separate devices."""
+
+    batch: Annotated[
+        "int | Sequence[int]",
+        replace(_BATCH, about="Sequences on all attention devices.", more="Several: 64..4096*4.", metavar="NUMBERS"),
+    ]
+
+
 class KernelOptions(PrecisionOptions, HardwareOptions, LibraryOptions, total=False):
     """Options of a single kernel."""
 
@@ -530,8 +586,24 @@ class FigureOptions(PrecisionOptions, CountedOptions, HardwareOptions, total=Fal
     """Options of the figures of "LLM Inference Unveiled"."""
 
 
-class AnalysisArguments(LengthOptions, ContextOptions, SettingOptions, total=False):
-    """Options of analyze() beside a batch, which may be the largest that fits."""
+class AnalysisArguments(MaxBatchOptions, LengthOptions, ContextOptions, SettingOptions, total=False):
+    """Options of analyze(): a request, whose batch may be the largest that fits, and the setting."""
+
+
+class RecordingArguments(BatchOptions, PromptOptions, ContextOptions, SettingOptions, total=False):
+    """Options of a recorded pass: its batch and lengths, and the setting."""
+
+
+class FigureArguments(BatchOptions, PromptOptions, FigureOptions, total=False):
+    """Options of draw(): a batch, its prompts and the setting."""
+
+
+class ExpertSplitArguments(ExpertStepOptions, ExpertOptions, total=False):
+    """Options of afd_splits(): a decode step and both sides."""
+
+
+class ExpertArguments(ExpertBatchOptions, ExpertSplitArguments, total=False):
+    """Options of afd(): decode steps and both sides."""
 
 
 class DisaggregatedArguments(RequestOptions, DisaggregatedOptions, total=False):
@@ -551,7 +623,15 @@ class AdviceArguments(GenerationOptions, ServedOptions, total=False):
 
 
 class FleetArguments(LengthOptions, FleetOptions, total=False):
-    """Options of compare(), choose() and plan(): lengths and all settings."""
+    """Options of choose(): lengths and all settings."""
+
+
+class ComparisonArguments(BatchesOptions, FleetArguments, total=False):
+    """Options of compare(): batches, lengths and all settings."""
+
+
+class PlanArguments(RequestLengthOptions, FleetOptions, total=False):
+    """Options of plan(): lengths and all settings."""
 
 
 class SweepOptions(RequestOptions, CommonOptions, PassOptions, total=False):

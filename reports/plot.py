@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final, Unpack
 
 from llmviewer import writing
 from llmviewer.analyzing.analysis import analyze
-from llmviewer.arguments import check_unique
+from llmviewer.arguments import check_unique, with_defaults
 from llmviewer.errors import InputError
-from llmviewer.options import CountedOptions, FigureOptions, only
-from llmviewer.setting import Setting
+from llmviewer.options import CountedOptions, FigureArguments, FigureOptions, only
+from llmviewer.setting import Setting, whole_number
 
 from . import figures
 from .page import figure_page
@@ -27,22 +27,22 @@ def draw(
     *,
     model: str,
     hardware: str,
-    batch: int,
-    prompt: int,
     phase: str,
-    **options: Unpack[FigureOptions],
+    **options: Unpack[FigureArguments],
 ) -> go.Figure:
     """A figure of "LLM Inference Unveiled" (arXiv:2402.16363), for any model and device.
 
     quant  of figures that compare precisions: schemes separated by semicolons; those of the paper if not given
     """
     if figure == "roofline":
-        return figures.roofline(analyze(model, hardware, batch=batch, prompt=prompt, **options), phase)
-    one = Setting.of(model, hardware, **options | {"quant": None})
+        return figures.roofline(analyze(model, hardware, **options), phase)
+    one = Setting.of(model, hardware, **only(options, FigureOptions) | {"quant": None})
     if figure == "dtypes":
         return figures.roofline_dtypes(one.hardware)
-    quant = options.get("quant")
+    all_options = with_defaults(options, FigureArguments)
+    quant = all_options["quant"]
     counted = only(options, CountedOptions)
+    batch, prompt = (whole_number(name, all_options[name]) for name in ("batch", "prompt"))
     quants = _listed(quant) if quant else None
     if figure == "memory":
         return figures.memory_bars(one.model, one.hardware, quants=quants, **counted)

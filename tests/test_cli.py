@@ -358,7 +358,7 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
          ("chunked-prefill: a prompt must have at most 1048576 chunks of 512 tokens, because each is evaluated; got "
           "1000000000000 tokens")),
         ("afd deepseek-v3 h100-sxm h100-sxm --batch 1..10000",
-         "--batch 1..10000: must be at most 1000 values; got 10000"),
+         "--batch=1..10000: must be at most 1000 values; got 10000"),
         ("plan gpt2 --rate 1 --hardware t4,l4,a10 --max-devices 100000",
          ("--max-devices must make at most 300,000,000 combinations of devices, layouts, precisions, replicas and "
           "batches; 100000 makes 432,000,000: lower it, or name a few devices")),

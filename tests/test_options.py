@@ -9,12 +9,13 @@ import sys
 from dataclasses import fields
 from inspect import isfunction, signature, unwrap
 from pathlib import Path
+from typing import is_typeddict
 
 import click
 import pytest
 
 import llmviewer
-from llmviewer import InputError, Request, Setting, analyze, sweep
+from llmviewer import InputError, Request, Setting, analyze, options, sweep
 from llmviewer.analyzing.analysis import largest_request
 from llmviewer.arguments import _hints
 from llmviewer.cli import cli, main
@@ -52,10 +53,8 @@ def test_functions_show_the_options_that_they_take():
     assert "bound" not in signature(sweep).parameters
 
 
-OWN = {  # parameters that have other types or defaults in a function than everywhere else
-    "analyze": {"batch"}, "compare": {"batch", "layout"}, "afd": {"batch", "kv_len", "micro_batches"},
-    "afd_splits": {"kv_len", "micro_batches"},
-}  # fmt: skip
+REQUEST = declared(RequestOptions)
+OWN = {"compare": {"layout"}}  # several layouts, which the command line makes of several degrees
 
 
 def test_no_public_function_declares_a_shared_parameter_again():
@@ -64,6 +63,16 @@ def test_no_public_function_declares_a_shared_parameter_again():
     codes = {name: function.__code__ for name, function in functions.items()}
     own = {name: {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]} for name, code in codes.items()}
     assert {name: repeated for name, names in own.items() if (repeated := names & shared)} == OWN
+
+
+def test_no_command_declares_an_option_of_a_request_again():
+    kinds = [each for each in vars(options).values() if is_typeddict(each)]
+    abouts = {name: {declared(kind)[name].about for kind in kinds if name in declared(kind)} for name in REQUEST}
+    context = click.Context(cli)
+    for command in cli.list_commands(context):
+        for each in cli.get_command(context, command).params:
+            if each.name in REQUEST and isinstance(each, click.Option):
+                assert any(map(each.help.startswith, abouts[each.name])), (command, each.name)
 
 
 @pytest.mark.parametrize(

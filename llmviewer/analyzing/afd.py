@@ -29,7 +29,7 @@ from ..operators.base import Operator, Tensor
 from ..operators.collectives import AllToAll
 from ..operators.elementwise import Combine, Permute
 from ..operators.linear import ExpertsLinear
-from ..options import ExpertOptions, document_options
+from ..options import ExpertArguments, ExpertOptions, document_options, only
 from ..parallel import expert_places
 from ..parallel.layout import ONE_DEVICE, Layout, Network, nearest_divisors, parse_layout
 from ..parameters import KvLink
@@ -234,7 +234,7 @@ class ExpertDisaggregation(Rows):
         }
 
 
-@document_options(ExpertOptions)
+@document_options(ExpertArguments)
 def afd(
     model: str | Model | Setting,
     attention_hardware: str | Hardware | None = None,
@@ -242,20 +242,13 @@ def afd(
     *,
     attention_layout: str | Layout = ONE_DEVICE,
     expert_devices: int = 1,
-    batch: int | Sequence[int] = 1,
-    kv_len: int = 4096,
-    micro_batches: int = 0,
-    link: str = "scale-out",
     years: float | None = None,
-    **options: Unpack[ExpertOptions],
+    **options: Unpack[ExpertArguments],
 ) -> ExpertDisaggregation:
     """Decode steps of `batch` sequences at a context of `kv_len` tokens, with experts on separate devices.
 
     attention_layout   degrees of tp and dp of the devices that hold everything but the experts
     expert_devices     devices that the experts are divided among
-    batch              sequences on all attention devices together; one number or several
-    micro_batches      micro-batches per batch; 0: those of 1 to 8 with the shortest step
-    link               between the sides: "scale-out", or "scale-up" if both are in one scale-up domain
     years              years over which the purchase price is spread, for devices without a cloud price
 
     expert_hardware    None: as attention_hardware
@@ -266,19 +259,23 @@ def afd(
     """
     if isinstance(model, Setting) and attention_layout == ONE_DEVICE:
         model, attention_layout = replace(model, layout=ONE_DEVICE), model.layout
-    model, attention_hardware, options = opened(model, attention_hardware, options, ExpertOptions)
+    step_options = arguments.with_defaults(options, ExpertArguments)
+    kv_len = whole_number("kv_len", step_options["kv_len"])
+    model, attention_hardware, side_options = opened(
+        model, attention_hardware, only(options, ExpertOptions), ExpertOptions
+    )
     expert_hardware = attention_hardware if expert_hardware is None else expert_hardware
     arguments.check_types(model=model)
     loaded = load_model(model) if isinstance(model, str) else model
-    all_options = arguments.with_defaults(options, ExpertOptions)
+    all_options = arguments.with_defaults(side_options, ExpertOptions)
     layout = parse_layout(attention_layout) if isinstance(attention_layout, str) else attention_layout
     if layout.ep * layout.pp * layout.cp > 1:
         raise InputError(f"attention_layout must have degrees of tp and dp only; got {attention_layout}")
     expert_count, micro_batch_count = (
         whole_number("expert_devices", expert_devices),
-        whole_number("micro_batches", micro_batches, least=0),
+        whole_number("micro_batches", step_options["micro_batches"], least=0),
     )
-    sizes = np.array([whole_number("batch", n) for n in arguments.as_numbers(batch)], dtype=np.float64)
+    sizes = np.array([whole_number("batch", n) for n in arguments.as_numbers(step_options["batch"])], dtype=np.float64)
     arguments.check_positive(years=years)
     expert_layout = Layout(
         dp=expert_count,
@@ -295,8 +292,8 @@ def afd(
     experts = Setting.of(
         loaded, expert_hardware, layout=expert_layout, **shared_options | {"hardware_set": expert_changes}
     )
-    checked_link = _checked_link(attention, experts, arguments.enum_member("link", link, KvLink))
-    sides = _Sides(attention, experts, checked_link, whole_number("kv_len", kv_len))
+    checked_link = _checked_link(attention, experts, arguments.enum_member("link", step_options["link"], KvLink))
+    sides = _Sides(attention, experts, checked_link, kv_len)
     counts = np.array([micro_batch_count] if micro_batch_count else range(1, MAX_MICRO_BATCHES + 1), dtype=np.float64)
     batches = np.tile(sizes, len(counts))
     parts = np.minimum(np.repeat(counts, len(sizes)), batches)

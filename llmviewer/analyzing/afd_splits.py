@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..model import Model
 from ..model_files import load_model
 from ..operators.linear import ExpertsLinear
-from ..options import ExpertOptions, document_options
+from ..options import ExpertOptions, ExpertSplitArguments, ExpertStepOptions, document_options, only
 from ..parallel.layout import Layout
 from ..records import frozen
 from ..rows import Rows
@@ -84,7 +84,7 @@ class Splits(Rows):
         }
 
 
-@document_options(ExpertOptions)
+@document_options(ExpertSplitArguments)
 def afd_splits(
     model: str | Model | Setting,
     attention_hardware: str | Hardware | None = None,
@@ -92,11 +92,8 @@ def afd_splits(
     *,
     devices: int,
     tpot: float | None = None,
-    kv_len: int = 4096,
-    micro_batches: int = 0,
-    link: str = "scale-out",
     years: float | None = None,
-    **options: Unpack[ExpertOptions],
+    **options: Unpack[ExpertSplitArguments],
 ) -> Splits:
     """All splits of `devices` between attention and experts, each with the batch and micro-batches of most tokens per
     second. Attention has degrees of tp of 1, 2, 4 and 8.
@@ -107,11 +104,14 @@ def afd_splits(
 
     Raises InputError if an argument is invalid, the model has no experts, or no split fits the memory within `tpot`.
     """
-    model, attention_hardware, options = opened(model, attention_hardware, options, ExpertOptions)
+    step = only(arguments.with_defaults(options, ExpertSplitArguments), ExpertStepOptions)
+    model, attention_hardware, side_options = opened(
+        model, attention_hardware, only(options, ExpertOptions), ExpertOptions
+    )
     expert_hardware = attention_hardware if expert_hardware is None else expert_hardware
     arguments.check_types(model=model)
     loaded = load_model(model) if isinstance(model, str) else model
-    all_options = arguments.with_defaults(options, ExpertOptions)
+    all_options = arguments.with_defaults(side_options, ExpertOptions)
     device_count, copies = (
         whole_number("devices", devices, least=2),
         whole_number("redundant_experts", all_options["redundant_experts"], least=0),
@@ -122,9 +122,9 @@ def afd_splits(
         sides.items(), changes_by_device(tuple(sides.values()), all_options["hardware_set"]), strict=True
     )
     question: dict[str, Any] = {
-        "model": loaded, "kv_len": kv_len, "micro_batches": micro_batches, "link": link, "years": years,
+        "model": loaded, "years": years, **step,
         **{name: Setting.of(loaded, one, hardware_set=changes).hardware for (name, one), changes in changed_sides},
-        **options, "hardware_set": (),
+        **side_options, "hardware_set": (),
     }  # fmt: skip
     splits: list[Split] = []
     tried, refused = 0, []

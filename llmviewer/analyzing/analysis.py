@@ -149,7 +149,6 @@ def analyze(
     model: str | Model,
     hardware: str | Hardware,
     *,
-    batch: int | str = 1,
     tpot: float | None = None,
     measured: Mapping[str, float] | None = None,
     **options: Unpack[AnalysisArguments],
@@ -161,7 +160,6 @@ def analyze(
     model: str | Model | Setting,
     hardware: str | Hardware | Request,
     *,
-    batch: int | str = 1,
     tpot: float | None = None,
     measured: Mapping[str, float] | None = None,
     **options: Unpack[AnalysisArguments],
@@ -171,7 +169,7 @@ def analyze(
     Also analyze(setting, request), of a Setting and a Request.
 
     model, hardware  shipped names, paths of files, or objects
-    batch            sequences processed together; "max": as many as fit the memory
+    batch            "max": as many sequences as fit the memory
     prompt, gen      with encoder and decoder, tokens of each; `gen` is ignored for models that do not generate
     images           `prompt` includes their tokens, and the prefill runs their encoder
     tpot             with batch "max": longest time per output token, as expected, else at the bound [s]
@@ -189,9 +187,9 @@ def analyze(
     else:
         arguments.check_options(options, AnalysisArguments)
         setting = Setting.of(model, hardware, **only(options, SettingOptions))
-        batch_is_max = isinstance(batch, str) and batch == MAX
-        sequences: Any = 1 if batch_is_max else batch
-        request = replace(Request.of(**only(options, RequestOptions)), batch=sequences)
+        numbers: Any = only(options, RequestOptions)
+        batch_is_max = isinstance(numbers.get("batch"), str) and numbers["batch"] == MAX
+        request = Request.of(**numbers | ({"batch": 1} if batch_is_max else {}))
     _check_tpot(tpot, batch_is_max)
     measured_values = check_measured(measured)
     request = request.of_model(setting.model)

@@ -28,16 +28,6 @@ def _measured(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
 @click.command()
 @click.argument("model")
 @click.argument("hardware")
-@click.option(
-    "--batch",
-    metavar="N|max",
-    type=click.UNPROCESSED,
-    callback=shared.or_max(int, "a whole number, or max for the largest that fits"),
-    default=1,
-    show_default=True,
-    help="Sequences per batch; max: the most that fit in memory.",
-)
-@shared.latency_target("--tpot", "With --batch max: highest TPOT, expected where that is known, else the bound.")
 @inputs.declared_options(AnalysisArguments)
 @shared.report_format(shared.FORMATS)
 @click.option(
@@ -51,6 +41,7 @@ def _measured(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
     is_flag=True,
     help="List every operator; by default, a long table on the screen sums those under 1% of the time.",
 )
+@shared.latency_target("--tpot", "With --batch max: highest TPOT, expected where that is known, else the bound.")
 @click.option(
     "--measured",
     metavar="QUANTITY=VALUE",

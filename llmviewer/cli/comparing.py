@@ -10,14 +10,12 @@ from typing import Any, Final
 import click
 
 from ..errors import InputError, suggest
-from ..options import FigureOptions, FleetArguments
+from ..options import ComparisonArguments, FigureArguments, FleetArguments
 from . import inputs
 from . import options as shared
 from .progress import with_progress_bar
 
 FIGURES: Final = ("roofline", "dtypes", "memory", "decode-time", "prefill-time")
-_MAX_BATCHES: Final = 1000  # each batch is an analysis of its own
-
 
 hardware_option = click.option(
     "--hardware", metavar="all|NAMES", default=("all",), show_default=True, multiple=True,
@@ -50,15 +48,8 @@ def _split(text: str) -> list[str]:
 @click.argument("hardware", nargs=-1, required=True)
 @click.option("--also", metavar="MODEL", multiple=True, help="Another model to compare. May be repeated.")
 @shared.quants("Precision, as in analyze. May be repeated.")
-@click.option(
-    "--batch",
-    metavar="NUMBERS",
-    default="1",
-    show_default=True,
-    help="Concurrent sequences: 8 or 1,8,64 or 1..64*2; max: the largest batch that fits.",
-)
 @inputs.layouts
-@inputs.declared_options(FleetArguments)
+@inputs.declared_options(ComparisonArguments)
 @shared.depreciation
 @shared.report_options
 def compare(
@@ -67,8 +58,7 @@ def compare(
     hardware: tuple[str, ...],
     also: tuple[str, ...],
     quants: tuple[str, ...],
-    batch: str,
-    options: FleetArguments,
+    options: ComparisonArguments,
     form: str | None,
     output: Path | None,
     **question: Any,
@@ -83,18 +73,15 @@ def compare(
     from ..comparing.comparison import compare as run
     from ..devices.files import hardware_names
     from ..reports.comparison import REPORT
-    from ..sweeping.axes import parse_axis
     from ..transforms.quantize import PUBLISHED
 
     names = _or_all([name for text in hardware for name in _split(text)])
     devices = hardware_names() if names is None else names
-    numbers = () if batch == shared.MAX else parse_axis(f"batch={batch}", option="--", max_values=_MAX_BATCHES)[1]
     models = [name for text in (model, *also) for name in _split(text)]
     result = run(
         models,
         devices,
         quants=quants or (PUBLISHED,),
-        batch=list(map(int, numbers)) or shared.MAX,
         **question,
         **options,
     )
@@ -154,12 +141,10 @@ def choose(
 @click.argument("figure", metavar=f"{{{'|'.join(FIGURES)}}}")
 @click.argument("model")
 @click.argument("hardware")
-@inputs.declared_options(FigureOptions)
-@shared.number("--batch", "Concurrent sequences.", default=1)
-@shared.number("--prompt", "Tokens of each prompt.", default=1024)
+@inputs.declared_options(FigureArguments)
 @shared.choice("--phase", choices=("prefill", "decode"), help_text="Phase of the roofline.", default="prefill")
 @shared.output(subject="the figure: .html, or .png, .svg, .pdf (with the extra `images`)")
-def plot(figure: str, options: FigureOptions, output: Path | None, **question: Any) -> None:
+def plot(figure: str, options: FigureArguments, output: Path | None, **question: Any) -> None:
     """Draw a figure of "LLM Inference Unveiled".
 
     roofline: the operators under the roof, memory-bound and compute-bound zones (Figure 4); dtypes: the roofs of all

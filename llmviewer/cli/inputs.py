@@ -30,10 +30,19 @@ _CLICK_ARGUMENTS: Final[Mapping[str, Mapping[str, Any]]] = {  # of options whose
     "techniques": {"type": click.UNPROCESSED},  # a file gives them as objects
 }
 
-_NUMBER_TYPES: Final[Mapping[Any, Any]] = {
-    int: shared.WHOLE_NUMBER, "int | None": shared.WHOLE_NUMBER, float: shared.NUMBER,
-    "float | None": shared.NUMBER,
-}  # fmt: skip
+_CLICK_ARGUMENTS_BY_KIND: Final[Mapping[Any, Mapping[str, Any]]] = {
+    int: {"type": shared.WHOLE_NUMBER},
+    "int | None": {"type": shared.WHOLE_NUMBER},
+    float: {"type": shared.NUMBER},
+    "float | None": {"type": shared.NUMBER},
+    "int | str": {
+        "type": click.UNPROCESSED,
+        "callback": shared.or_max(int, "a whole number, or max for the largest that fits"),
+    },
+    "int | Sequence[int]": {"type": click.UNPROCESSED, "callback": shared.whole_numbers},
+    "int | str | Sequence[int]": {"type": click.UNPROCESSED, "callback": shared.whole_numbers_or_max},
+    bool: {"is_flag": True, "show_default": False},
+}
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
@@ -41,7 +50,8 @@ _F = TypeVar("_F", bound=Callable[..., object])
 def declared_options(options: type, **changes: Mapping[str, Any]) -> Callable[[_F], _F]:
     """Adds the options of a TypedDict, which the command gets as one argument `options`.
 
-    changes  arguments of click by the name of an option, in place of those made from its declaration
+    changes  arguments of click by the name of an option, in place of those made from its declaration; `more`: the
+             sentences of the help after the first
     """
     hints = options.__annotations__
     decorators = [option(name, hint, **changes.get(name, {})) for name, hint in hints.items()]
@@ -58,20 +68,22 @@ def declared_options(options: type, **changes: Mapping[str, Any]) -> Callable[[_
     return decorator
 
 
-def option(name: str, hint: Any, **changes: Any) -> Callable[[_F], _F]:
-    """The option of a parameter, from its annotation; `changes` replace arguments of click."""
+def option(name: str, hint: Any, *, more: str | None = None, **changes: Any) -> Callable[[_F], _F]:
+    """The option of a parameter, from its annotation; `changes` replace arguments of click, `more` that of the
+    declaration.
+    """
     (parameter,), kind = hint.__metadata__, kind_of(hint)
     click_arguments: dict[str, Any] = {
-        "type": _NUMBER_TYPES.get(kind),
-        "help": parameter.help,
+        "help": parameter.help if more is None else f"{parameter.about} {more}",
         "default": parameter.default,
         "metavar": parameter.metavar or "|".join(parameter.choices) or None,
         "multiple": isinstance(parameter.default, tuple),
-        "is_flag": kind is bool,
-        "show_default": kind is not bool and parameter.default not in (None, "", ()),
+        "show_default": parameter.default not in (None, "", ()),
+        **_CLICK_ARGUMENTS_BY_KIND.get(kind, {}),
+        **_CLICK_ARGUMENTS.get(name, {}),
     }
     flag = parameter.flag or f"--{name.replace('_', '-')}"
-    return click.option(flag, name, **{**click_arguments, **_CLICK_ARGUMENTS.get(name, {}), **changes})
+    return click.option(flag, name, **{**click_arguments, **changes})
 
 
 def layouts(command: _F) -> _F:
@@ -92,10 +104,7 @@ def layouts(command: _F) -> _F:
     number_list = {"type": str, "metavar": "NUMBERS", "default": "1"}
     return shared.add_options(
         cast("_F", with_layouts),
-        *(
-            option(name, hint, **number_list, help=f"{hint.__metadata__[0].help} Several: 1,2,4.")
-            for name, hint in degrees.items()
-        ),
+        *(option(name, hint, **number_list, more="Several: 1,2,4.") for name, hint in degrees.items()),
         *(option(name, hint) for name, hint in layout_options.items()),
     )
 

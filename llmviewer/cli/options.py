@@ -27,6 +27,7 @@ FORMATS: Final = ("text", "json", "csv", "markdown", "html")
 SUFFIXES: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".html": "html", ".txt": "text"}
 
 _WIDTH, _NARROW = 80, 40  # of a text, and of one on a narrow terminal [columns]
+_MAX_NUMBERS: Final = 1000  # values of one option
 _NUMBER_LIST: Final = re.compile(r"\d(\.\.|,)\d")  # a range or a list of numbers
 
 _F = TypeVar("_F", bound=Callable[..., object])
@@ -141,6 +142,20 @@ def or_max(number: Callable[[str], float], requirement: str) -> Callable[..., An
             raise click.BadParameter(message, context, parameter) from None
 
     return read
+
+
+def whole_numbers(context: click.Context, parameter: click.Parameter, value: object) -> list[int] | None:
+    """Parses numbers, such as 1,8,64 or 1..64*2, each of which is an analysis of its own."""
+    if value is None or context.resilient_parsing:
+        return None
+    from ..sweeping.axes import parse_numbers
+
+    return parse_numbers(str(value), where=f"--{parameter.name}={value}", max_values=_MAX_NUMBERS)
+
+
+def whole_numbers_or_max(context: click.Context, parameter: click.Parameter, value: object) -> list[int] | str | None:
+    """Parses numbers, or max."""
+    return MAX if value == MAX else whole_numbers(context, parameter, value)
 
 
 def number(name: str, help_text: str, *, default: int | None = None) -> Callable[[_F], _F]:

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from ..errors import InputError
-from ..options import AdviceArguments, FleetOptions, ServedOptions
+from ..options import AdviceArguments, PlanArguments, ServedOptions
 from . import inputs
 from . import options as shared
 from .comparing import hardware_option, named
@@ -28,10 +28,10 @@ _QUEUE_DEFAULTS: Final = {  # defaults of options about arrivals, latency target
 }  # fmt: skip
 
 
-def _alike(_: click.Context, parameter: click.Parameter, value: str) -> int:
+def _alike(_: click.Context, parameter: click.Parameter, value: Any) -> int | None:
     """Parses a number of tokens, the same for all requests."""
     try:
-        return int(value)
+        return None if value is None else int(value)
     except ValueError:
         from ..serving.lengths import parse_lengths
 
@@ -44,6 +44,9 @@ def _alike(_: click.Context, parameter: click.Parameter, value: str) -> int:
             f"--{parameter.name} must be a whole number of tokens, as plan assumes equal requests; {value} has "
             f"mean {mean:.0f}, and llmviewer simulate takes it as --{parameter.name}-lengths"
         ) from None
+
+
+_ALIKE: Final = {"type": click.UNPROCESSED, "metavar": "TOKENS", "callback": _alike}
 
 
 def _in_flight(_: click.Context, parameter: click.Parameter, value: str | None) -> list[int] | None:
@@ -366,12 +369,6 @@ def _percentile_target(name: str, help_text: str) -> Callable[[_F], _F]:
     "--ttft", "Target of the time to first token: 0.5 or 500ms for 90 % of the requests, p99=0.5, or mean=0.5."
 )
 @_percentile_target("--tpot", "Target of the time per output token, likewise.")
-@click.option(
-    "--prompt", metavar="TOKENS", default="1024", show_default=True, callback=_alike, help="Input tokens per request."
-)
-@click.option(
-    "--gen", metavar="TOKENS", default="256", show_default=True, callback=_alike, help="Output tokens per request."
-)
 @hardware_option
 @shared.number("--max-devices", "Maximum devices, of all replicas together.", default=16)
 @click.option(
@@ -413,14 +410,14 @@ def _percentile_target(name: str, help_text: str) -> Callable[[_F], _F]:
     choices=("cost", "energy", "devices"),
     help_text="Quantity to minimize. Default: the first of these that is known.",
 )
-@inputs.declared_options(FleetOptions)
+@inputs.declared_options(PlanArguments, prompt=_ALIKE, gen=_ALIKE)
 @shared.depreciation
 @shared.emit_option
 @shared.report_options
 def plan(
     *,
     emit: str | None,
-    options: FleetOptions,
+    options: PlanArguments,
     hardware: tuple[str, ...],
     prefill_hardware: tuple[str, ...],
     quants: tuple[str, ...],

@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from ..errors import InputError
-from ..options import SettingOptions
+from ..options import RecordingArguments, SettingOptions
 from ..units import parse
 from . import inputs
 from . import options as shared
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from ..timelines.launches import KernelSums, RecordedLaunches
     from ..timelines.ranks import RankedTimeline
     from ..timelines.server_steps import ServerSteps
+
+
+_NAMED = "If not given, from the engine's pass names."
 
 
 def _size(_: click.Context, __: click.Parameter, text: str) -> int:
@@ -37,14 +40,6 @@ def _size(_: click.Context, __: click.Parameter, text: str) -> int:
 @click.argument("files", type=shared.PATH, nargs=-1, required=True, metavar="FILE...")
 @click.argument("model")
 @click.argument("hardware")
-@shared.number(
-    "--batch", "Sequences per batch in the recording; if not given, from the engine's pass names.", default=1
-)
-@shared.number("--prompt", "Prompt tokens per sequence; if not given, from the engine's pass names.", default=1024)
-@shared.number(
-    "--kv-len",
-    "Mean context of decode steps; if not given, from the engine's pass names, else --prompt + 1.",
-)
 @shared.choice(
     "--phase",
     choices=("decode", "prefill", "mixed"),
@@ -77,12 +72,17 @@ def _size(_: click.Context, __: click.Parameter, text: str) -> int:
 )
 @click.option("--against-hardware", metavar="HARDWARE", help="Device of the second recording, if it is another one.")
 @click.option("--against-quant", metavar="SCHEME", help="Precision of the second recording, if it is another one.")
-@inputs.declared_options(SettingOptions)
+@inputs.declared_options(
+    RecordingArguments,
+    batch={"more": _NAMED},
+    prompt={"more": _NAMED},
+    kv_len={"more": f"The mean of recorded steps. {_NAMED.removesuffix('.')}, else --prompt + 1."},
+)
 @shared.report_options
 def timeline(
     files: tuple[Path, ...],
     *,
-    options: SettingOptions,
+    options: RecordingArguments,
     phase: str | None,
     passes: int | None,
     stage: int | None,
@@ -147,7 +147,7 @@ def timeline(
 def _read_timeline(
     file: Path,
     request: Mapping[str, Any],
-    options: SettingOptions,
+    options: RecordingArguments,
     *,
     phase: str | None,
     passes: int | None,
@@ -165,7 +165,7 @@ def _read_timeline(
 def _read_ranks(
     paths: tuple[Path, ...],
     request: Mapping[str, Any],
-    options: SettingOptions,
+    options: RecordingArguments,
     *,
     phase: str | None,
     passes: int | None,
@@ -193,7 +193,7 @@ def _recording(file: Path, phase: str | None, max_bytes: int) -> RecordedLaunche
 
 
 def _analysis(
-    recording: RecordedLaunches | KernelSums, request: Mapping[str, Any], options: SettingOptions, phase: str | None
+    recording: RecordedLaunches | KernelSums, request: Mapping[str, Any], options: RecordingArguments, phase: str | None
 ) -> Analysis:
     """The analysis of a recording; batch and lengths that are not given come from the engine's pass names."""
     from ..analyzing.analysis import analyze
@@ -205,11 +205,12 @@ def _analysis(
         for name, value in named_request(recording, phase or sole_phase(recording) or "decode").items()
         if context.get_parameter_source(name) is ParameterSource.DEFAULT
     }
-    return analyze(**{**request, **named}, **options)
+    arguments: Any = {**request, **options, **named}
+    return analyze(**arguments)
 
 
 def _read_server(
-    file: Path, since: Path | None, request: Mapping[str, Any], options: SettingOptions, max_bytes: int
+    file: Path, since: Path | None, request: Mapping[str, Any], options: RecordingArguments, max_bytes: int
 ) -> ServerSteps:
     """The telemetry of a server with an analysis of its batch and lengths, unless others are given."""
     from ..analyzing.analysis import analyze
@@ -223,4 +224,5 @@ def _read_server(
         for name, value in request_of(load).items()
         if name == "gen" or context.get_parameter_source(name) is ParameterSource.DEFAULT
     }
-    return compare_server(load, analyze(**{**request, **counted}, **options), file=str(file))
+    arguments: Any = {**request, **options, **counted}
+    return compare_server(load, analyze(**arguments), file=str(file))

@@ -20,7 +20,7 @@ from ..expectation.profile import Profile, read_profiles
 from ..expectation.whole_passes import typical
 from ..model import Model
 from ..model_files import load_model
-from ..options import EngineOptions, FleetArguments, document_options, only
+from ..options import ComparisonArguments, EngineOptions, document_options, only
 from ..parallel.layout import ONE_DEVICE, Layout, parse_layout
 from ..records import frozen
 from ..request import Request, lengths_of
@@ -197,25 +197,23 @@ class Comparison(Rows):
                         }  # fmt: skip
 
 
-@document_options(FleetArguments)
+@document_options(ComparisonArguments)
 def compare(
     models: str | Model | Setting | Sequence[str | Model | Setting],
     hardware: str | Hardware | Sequence[str | Hardware] | Request | None = None,
     *,
     quants: Sequence[str] = (PUBLISHED,),
-    batch: int | str | Sequence[int] = 1,
     layout: str | Layout | Sequence[str | Layout] = ONE_DEVICE,
     years: float | None = None,
     progress: Callable[[int, int], object] = lambda finished, settings: None,
-    **options: Unpack[FleetArguments],
+    **options: Unpack[ComparisonArguments],
 ) -> Comparison:
     """Every model in every precision on every device.
 
     Also compare(settings, request), of Settings and a Request: one cell for each setting.
 
     quants        precisions as in analyze(), or "published"
-    batch         concurrent sequences, one number or several; bottlenecks are those of the first. "max": the largest
-                  that fits, cell by cell
+    batch         one number or several; bottlenecks are those of the first. "max": the largest that fits, cell by cell
     layout        degrees of parallelism as in analyze(); one or several
     years         time of continuous use over which a purchase price is spread; None: only cloud prices count
     progress      called with the number of finished combinations of model, precision and layout, and of all
@@ -231,11 +229,12 @@ def compare(
         return _of_settings(arguments.as_list(models), hardware, years=years)
     if hardware is None:
         raise InputError("hardware must be given with models; or give Settings and a Request")
+    all_options = arguments.with_defaults(options, ComparisonArguments)
+    batch = all_options["batch"]
     at_largest_batch = isinstance(batch, str) and batch == MAX
     batches = (1,) if at_largest_batch else tuple(whole_number("batch", b) for b in arguments.as_numbers(batch))
     prompt, gen = lengths_of(options)
     arguments.check_positive(years=years)
-    all_options = arguments.with_defaults(options, FleetArguments)
     library, engine, bound = all_options["library"], all_options["engine"], all_options["bound"]
     arguments.check_bound_only(bound, library, engine, all_options["profiles"])
     devices, without_fact = _changed(arguments.as_values("hardware", hardware), all_options["hardware_set"])

@@ -23,9 +23,9 @@ from ..expectation.whole_passes import typical
 from ..graph import Graph
 from ..model import Model
 from ..operators.linear import ExpertsLinear
-from ..options import FleetArguments, FleetOptions, document_options
+from ..options import FleetOptions, PlanArguments, RequestLengthOptions, document_options
 from ..parallel.layout import Layout, parse_layout
-from ..parameters import KvLink, KvTransfer
+from ..parameters import KvLink, KvTransfer, declared
 from ..request import Request, lengths_of
 from ..setting import (
     Setting,
@@ -54,12 +54,11 @@ QUANTS: Final = (PUBLISHED, "fp8", "fp8KV8", "W8A8", "W8A8KV8", "W4A16g128", "W4
 LAYOUTS: Final = ("", "tp=2", "tp=4", "tp=8", "tp=16", "pp=2", "tp=2 pp=2", "tp=4 pp=2")
 EXPERT_DEVICES: Final = (2, 4, 8, 16)  # degrees of expert parallelism, tried if they divide the number of experts
 BATCHES: Final = tuple(sorted({*range(1, 33), *(round(32 * 2 ** (i / 6)) for i in range(1, 33))}))  # 64, to 1290
-_DEFAULT_GEN: Final = 256  # tokens generated for each request
 _MAX_DEVICES: Final = 100_000
 _MAX_COMBINATIONS: Final = 300_000_000  # takes half a minute
 
 
-@document_options(FleetArguments)
+@document_options(PlanArguments)
 def plan(
     model: str | Model | Setting,
     request: Request | None = None,
@@ -81,7 +80,7 @@ def plan(
     top: int = 0,
     confirm: bool = True,
     progress: Callable[[int, int], object] = lambda finished, settings: None,
-    **options: Unpack[FleetArguments],
+    **options: Unpack[PlanArguments],
 ) -> ServicePlan:
     """The cheapest way to serve `rate` requests per second within targets of TTFT and TPOT.
 
@@ -111,16 +110,16 @@ def plan(
 
     Raises InputError if an argument is invalid.
     """
-    prompt, gen = lengths_of(options, request, gen=_DEFAULT_GEN)
+    prompt, gen = lengths_of(options, request, gen=declared(RequestLengthOptions)["gen"].default)
     if isinstance(model, Setting):
         quants = (quant_text(model),) if quants is QUANTS else quants
         layouts = (str(model.layout) if model.layout.devices > 1 else "",) if layouts is None else layouts
         hardware = (model.hardware,) if hardware is None else hardware
-        model, _, options = opened(single_device(model), None, options, FleetArguments)
+        model, _, options = opened(single_device(model), None, options, PlanArguments)
     arguments.check_numbers(rate=rate)
     goals = Goals.parse(ttft=ttft, tpot=tpot)
     arguments.check_positive(years=years)
-    all_options = arguments.with_defaults(options, FleetArguments)
+    all_options = arguments.with_defaults(options, PlanArguments)
     library, engine, bound = all_options["library"], all_options["engine"], all_options["bound"]
     arguments.check_bound_only(bound, library, engine, all_options["profiles"])
     measure = None if by is None else arguments.enum_member("by", by, PRICES)

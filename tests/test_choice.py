@@ -331,7 +331,7 @@ def test_the_command_prints_one_list_80_wide(capsys):
     out = capsys.readouterr()
     assert (code, out.err) == (0, "")
     assert max(map(len, out.out.splitlines())) <= 80
-    assert re.search(r"rtx-4090 +W4A16g128 +87\.9 +111 92\.5 ms 11\.4 ms +11\.1<25\.8 +4 C M", out.out)
+    assert re.search(r"rtx-4090 +W4A16g128 +87\.9 +111 95\.0 ms 11\.4 ms +11\.1<25\.8 +4 C M", out.out)
     assert "The ranking follows memory bandwidth most: rank correlation " in out.out
 
 

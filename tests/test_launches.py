@@ -83,6 +83,26 @@ def test_fused_products_are_the_product_that_serving_libraries_run_anyway():
     ]
 
 
+def test_tensorrt_llm_scales_the_inputs_of_products_whose_int4_weights_have_a_scale_for_each_group():
+    """As its plugin for AWQ does, from five rows on; its kernel with a scale for each column was measured."""
+
+    def down(library, quant, workload):
+        found_launches = found("llama-2-7b", workload, phase="prefill", library=library, quant=quant)
+        return found_launches["down_proj",]
+
+    two, eight = (Workload.prefill(batch=1, prompt=n) for n in (2, 8))
+    grouped = down("trtllm", "W4A16g128", eight)
+    product, scaling = grouped.kernels
+    assert (product.implementation.dtype, scaling.family) == ("int4_wo", "elementwise")
+    assert float(np.max(scaling.shapes["bytes"])) == 2 * 2 * 8 * 11008  # read and written
+    assert np.all(scaling.where)
+    assert not np.any(down("trtllm", "W4A16g128", two).kernels[1].where)
+    assert grouped.stand_in_class
+    for library, quant in (("trtllm", "W4A16"), ("trtllm", "W8A16"), ("vllm", "W4A16g128")):
+        plain = down(library, quant, eight)
+        assert (len(plain.kernels), plain.stand_in_class) == (1, "")
+
+
 @pytest.mark.parametrize("attention", ["flash", "eager"])
 def test_cross_attention_of_a_step_is_over_all_that_the_encoder_has_read(attention):
     step = Workload.decode(batch=4, kv_len=512, prompt=500)

@@ -15,13 +15,14 @@ from ...operators.elementwise import Quantize
 from ...operators.fused import parts_of
 from ...operators.kinds import OperatorGroup, kind_of
 from ...operators.linear import ChosenLinear, Linear
-from ...precision import Format
+from ...precision import HALF, Format
 from ..engines import LaunchRules
 from ..families import Implementation
 from ..families.gemm import BATCHED
 from ..formats import kernel_type
 from ..profile import ANOTHER_TYPE
 from ._kernel import KernelSequence, LibraryKernel
+from ._movers import COPY
 from ._work import LaunchWork
 
 UNMERGED_LIBRARIES: Final = ("cublas", "pytorch", "pytorch-cpu")  # libraries that launch every operator separately
@@ -30,6 +31,12 @@ UNMERGED_LIBRARIES: Final = ("cublas", "pytorch", "pytorch-cpu")  # libraries th
 # bytes, but launch nothing for it; other libraries launch a quantization before each product, as tables do.
 _PREQUANTIZED: Final = {"trtllm": ("fp8", "fp8_static")}
 PREQUANTIZED_LIBRARIES: Final = tuple(_PREQUANTIZED)
+# Products with int4 weights that have a scale for each group: TensorRT-LLM multiplies their inputs by those of AWQ in a
+# launch of its own, but for few rows (enqueue() of weightOnlyGroupwiseQuantMatmulPlugin.cpp: apply_per_channel_scale,
+# SMALL_M_FAST_PATH). Tables have its kernel with a scale for each column, which needs none.
+_SCALED: Final = {"trtllm": "int4_wo"}
+_UNSCALED_ROWS: Final = 4
+_BY_COLUMN: Final = "as of weights with a scale for each column"
 _GGUF_TYPE: Final = re.compile(r"[it]?q(\d)_\w+")
 
 
@@ -116,24 +123,38 @@ def gemm(members: tuple[int, ...], works: Mapping[int, LaunchWork], rules: Launc
         columns[dtype] = columns.get(dtype, 0) + _shape(original_linear(op))[1]
 
     writer = _writer(first, works)
+    scaled = [dtype for dtype in columns if _SCALED.get(work.library) == dtype and dense.weight.format.group]
 
     def shapes(n: float, dtype: str) -> dict[str, Num]:
         sizes: dict[str, Num] = {"M": rows, "N": n, "K": depth, "batch": batch}
         is_prequantized = _is_prequantized(work.library, dtype) or rules.quantizes(writer, dtype)
         return sizes | {"prequantized": 1.0} if is_prequantized else sizes
 
+    multiplying = tuple(
+        LibraryKernel(
+            family="gemm",
+            implementation=Implementation(library=work.library, dtype=dtype, kernel=BATCHED if batch > 1 else ""),
+            shapes=shapes(n, dtype),
+        )
+        for dtype, n in columns.items()
+    )
+    remark = "" if dense is first else "as a dense product with equal OPs and weight bytes"
+    remark = remark or (_BY_COLUMN if scaled else "")
     return KernelSequence(
         members=members,
-        kernels=tuple(
-            LibraryKernel(
-                family="gemm",
-                implementation=Implementation(library=work.library, dtype=dtype, kernel=BATCHED if batch > 1 else ""),
-                shapes=shapes(n, dtype),
-            )
-            for dtype, n in columns.items()
-        ),
-        remark="" if dense is first else "as a dense product with equal OPs and weight bytes",
-        stand_in_class="" if dense is first else ANOTHER_TYPE,
+        kernels=(*multiplying, *(_scaling(rows, batch * depth, work) for _ in scaled)),
+        remark=remark,
+        stand_in_class=ANOTHER_TYPE if remark else "",
+    )
+
+
+def _scaling(rows: Num, width: Num, work: LaunchWork) -> LibraryKernel:
+    """The kernel that multiplies the inputs of a product by a scale for each element of a row."""
+    moved = np.multiply(rows, width) * 2 * HALF.bits / 8
+    implementation = Implementation(library=work.library, dtype="fp16", kernel=COPY)
+    shapes = {"rows": rows, "bytes": moved, "cols": 1.0}
+    return LibraryKernel(
+        family="elementwise", implementation=implementation, shapes=shapes, where=np.greater(rows, _UNSCALED_ROWS)
     )
 
 

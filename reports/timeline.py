@@ -400,7 +400,7 @@ def _products(result: Timeline) -> list[Table]:
     rows = [
         (
             Item(text=f"{product.block}: " * several + ", ".join(product.operators)),
-            Item(text=product.matched),
+            Item(text=_evidence_text(product)),
             Item(text=digits(product.launches), key=product.launches),
             time_item(product.measured_s / product.launches),
             time_item(product.bound_s / product.launches),
@@ -412,12 +412,20 @@ def _products(result: Timeline) -> list[Table]:
     return [
         Table(
             title="Matrix products, one launch",
-            about="Identified by the shape of their weights, or by their order between attention or state launches.",
+            about="Identified by the shape of their weights, the modules that called them, or their order between "
+            "attention or state launches; the score counts the evidence that agrees (shape, module, equal kernels in "
+            "all layers, order, a time from the bound on).",
             head=("products", "by", "launches", "recorded", ">= bound", "expected", _ratio_heading(result)),
             words=("products", "by"),
             body=tuple(rows),
         )
     ][: len(rows)]
+
+
+def _evidence_text(product: ProductOfPass) -> str:
+    """The strongest evidence of the kernels of a product, and how many kinds agree."""
+    kinds = len(product.evidence)
+    return f"{product.matched} {kinds * product.score:.2g}/{kinds}"
 
 
 def _elementwise(result: Timeline) -> list[Table]:

@@ -21,6 +21,7 @@ from llmviewer.reports.timeline import REPORT
 from llmviewer.timelines.against import timeline
 from llmviewer.timelines.kinds import Part, marks_a_layer, mixes, parts_of
 from llmviewer.timelines.launches import RecordedSequences, parse_step
+from llmviewer.timelines.modules import agrees
 from llmviewer.timelines.passes import MatrixProduct, named_request
 from llmviewer.timelines.products import identify
 from llmviewer.timelines.reading import read_timeline
@@ -269,11 +270,12 @@ def test_names_of_passes_have_sequences_and_tokens(name, prefills, decodes):
     assert (step.prefills, step.decodes) == (prefills, decodes)
 
 
-def hosted(launches, ranges, shapes):
+def hosted(launches, ranges, shapes, modules=None):
     """A trace as AMD GPUs have it: ranges on the host alone, kernels joined to calls by correlation. [us]
 
-    ranges  (name, first launch, one after the last)
-    shapes  operands of the operator that calls the kernel of a name
+    ranges   (name, first launch, one after the last)
+    shapes   operands of the operator that calls the kernel of a name
+    modules  classes of modules around the call of the kernel of a name, the outermost first
     """
     events, late = [], 1e4  # kernels run later than they are launched
     for number, (name, start, duration) in enumerate(launches):
@@ -282,6 +284,9 @@ def hosted(launches, ranges, shapes):
         events.append({"ph": "X", "cat": "kernel", "name": name, "ts": start + late, "dur": duration, "args": args})
         call = {"ph": "X", "cat": "cuda_runtime", "name": "hipLaunchKernel", "pid": 5, "tid": 5}
         events.append({**call, "ts": called + 2, "dur": 1, "args": {"correlation": number}})
+        for depth, module in enumerate((modules or {}).get(name, "").split()):
+            own = {"ts": called - 1 + 0.1 * depth, "dur": 9 - 0.2 * depth}
+            events.append({**call, **own, "cat": "python_function", "name": f"nn.Module: {module}_{number}"})
         operator = {"ph": "X", "cat": "cpu_op", "pid": 5, "tid": 5, "ts": called, "dur": 8}
         if name in shapes:
             dims = [list(shape) for shape in shapes[name]]
@@ -369,10 +374,60 @@ def test_products_are_identified_by_the_shapes_of_their_operators(tmp_path, llam
         ("down_proj",): 40 * LAYERS,
     }  # fmt: skip
     assert {product.matched for product in found.products} == {"shape"}
+    assert {product.evidence["order"] for product in found.products} == {0.0}  # with another one among them
     assert found.identified.missing == ("lm_head",)
     assert {kernel.name for kernel in found.identified.rest} >= {"lora_gemm"}
     said = REPORT.text(found)
     assert "No kernel was recorded for lm_head" in said
+
+
+MODULES = {"nvjet_qkv": "LlamaDecoderLayer LlamaAttention QKVParallelLinear", "nvjet_o_splitK":
+           "LlamaDecoderLayer LlamaAttention RowParallelLinear", "nvjet_gate_up":
+           "LlamaDecoderLayer LlamaMLP MergedColumnParallelLinear", "nvjet_down":
+           "LlamaDecoderLayer LlamaMLP RowParallelLinear", "nvjet_lm_head": "LogitsProcessor",
+           "simt_sgemm": "LlamaDecoderLayer LlamaRotaryEmbedding",
+           "own_kernel": "LlamaDecoderLayer FusedMoE"}  # fmt: skip
+
+
+def test_products_are_identified_by_the_modules_that_called(tmp_path, llama):
+    """A product of rotary angles in each layer shifts them by order alone, which their times show; a kernel of an
+    unknown name is one of experts where only FusedMoE calls it.
+    """
+    layer = (("simt_sgemm", 3, 0), *LAYER, ("own_kernel", 1, 0))
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(hosted(list(laid([layer])), [], {})))
+    shifted = {product.operators: product.score for product in timeline(path, llama).products}
+    assert shifted["q_proj", "k_proj", "v_proj"] < 0.6
+    path.write_text(json.dumps(hosted(list(laid([layer])), [], {}, MODULES)))
+    found = timeline(path, llama)
+    assert {product.operators: (product.matched, product.score) for product in found.products} == dict.fromkeys(
+        [("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",), ("lm_head",)],
+        ("module", 0.8),
+    )
+    assert {kernel.name for kernel in found.identified.rest} == {"simt_sgemm"}
+    assert found.part_by_name["own_kernel"] is Part.EXPERTS
+    assert "module 4/5" in REPORT.text(found)
+    swapped = {**MODULES, "nvjet_down": MODULES["nvjet_o_splitK"]}
+    path.write_text(json.dumps(hosted(list(laid([layer])), [], {}, swapped)))
+    assert {p.score for p in timeline(path, llama).products if p.operators == ("down_proj",)} == {0.6}
+
+
+@pytest.mark.parametrize(
+    ("path", "operators", "mergeable", "agreed"),
+    [
+        ("TOP()::<forward op>.3(Layer)::forward.mlp(MLP)::forward.up_proj(Linear)::forward.", ("up_proj",), True, True),
+        ("TOP()::<forward op>.3(Layer)::forward.mlp(MLP)::forward.up_proj(Linear)::f.", ("gate_proj",), True, False),
+        ("TOP()::<forward op>.3(Layer)::forward.mlp(MLP)::forward.up_proj(Linear)::forward.", ("q_proj",), True, False),
+        ("GPTModel_0.DecoderLayer_3.Attention_3.QKVParallelLinear_3", ("q_proj",), True, False),
+        ("GPTModel_0.DecoderLayer_3.Attention_3.QKVParallelLinear_3", ("q_proj", "k_proj", "v_proj"), False, True),
+        ("GPTModel_0.DecoderLayer_3", ("q_proj",), True, None),
+        ("GraphModule_0", ("q_proj",), True, None),
+        ("", ("q_proj",), True, None),
+    ],
+)
+def test_module_paths_agree_with_products(path, operators, mergeable, agreed):
+    """As torch 2 records with_modules=True for TorchScript, and with_stack=True in eager mode."""
+    assert agrees(path, operators, in_layer=True, mergeable=mergeable) is agreed
 
 
 def test_next_steps_name_the_largest_gaps_and_their_remedies(tmp_path, llama):

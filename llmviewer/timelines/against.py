@@ -34,6 +34,7 @@ from .kinds import (
     parts_of,
 )
 from .launches import KernelSums, RecordedLaunches
+from .modules import parts_by_module
 from .next_steps import NextStep, next_steps
 from .passes import MIXED, MeanPass, mean_pass, mixed_workload, sole_phase
 from .products import IdentifiedProducts, Place, ProductOfPass, identify, product_counts
@@ -223,7 +224,9 @@ class Timeline:
             "expected_low_s": self.expected_low_s,
             "expected_high_s": self.expected_high_s,
             "parts": [asdict(part) for part in self.parts],
-            "products": [asdict(product) for product in self.products],
+            "products": [
+                {**asdict(product), "matched": product.matched, "score": product.score} for product in self.products
+            ],
             "elementwise": [asdict(work) for work in self.elementwise],
             "kernels": [asdict(kernel) for kernel in self.kernels],
             "next_steps": [step._asdict() for step in self.next_steps],
@@ -290,7 +293,8 @@ def compare_recording(
             f"the number of recorded passes is unknown: {analysis.model.name} has no attention or state to count "
             "them by; give it (--passes N)"
         )
-    parts = parts_of(set(recording.names), operators)
+    modules = recording.modules if isinstance(recording, RecordedLaunches) else ()
+    parts = parts_of(set(recording.names), operators, parts_by_module(recording.names, modules) if any(modules) else {})
     fused_attention = _attention_kernel(parts) if analysis.setting.attention is AttentionMode.EAGER else None
     if fused_attention:
         raise InputError(

@@ -1,4 +1,5 @@
-"""Kernels of a trace traced back to the host: the operator that launched each, and the range that an engine named.
+"""Kernels of a trace traced back to the host: the operator and modules that launched each, and the range that an engine
+named.
 
 A kernel and the call that launched it share a correlation. Where calls are missing, a kernel may name its operator by
 an "External id". Kernels of a CUDA graph share the one call that launched the graph, so they have no operator.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 from math import isfinite
@@ -20,6 +21,7 @@ from .launches import EngineStep, Operands, RecordedLaunch, steps_of
 
 CALLS: Final = ("cuda_runtime", "cuda_driver", "hip_runtime", "runtime")  # categories of calls that launch kernels
 _MULTIPLIES: Final = re.compile(r"::\w*(mm|linear|matmul|gemm|gemv|addmv)(_|\d|\b)", re.IGNORECASE)
+_MAX_MODULES: Final = 8  # innermost modules of a path
 WAIT_CALLS: Final = re.compile(r"(cuda|hip|cu)\w*Synchronize", re.IGNORECASE)
 
 
@@ -44,11 +46,16 @@ class HostCall(NamedTuple):
 
 
 class HostCalls(NamedTuple):
-    """Calls by correlation, and the operators of the host with their numbers."""
+    """Calls by correlation, and the operators of the host with their numbers.
+
+    externals  operators by "External id"
+    modules    ranges of modules of torch
+    """
 
     calls: Mapping[int, HostCall]
     operators: Sequence[RecordedLaunch]
-    externals: Mapping[int, RecordedLaunch]  # operators by "External id"
+    externals: Mapping[int, RecordedLaunch]
+    modules: Sequence[RecordedLaunch] = ()
 
     def calls_of(self, origins: Iterable[Origin]) -> list[HostCall | None]:
         """The call that launched each kernel; None if it is unknown."""
@@ -56,19 +63,31 @@ class HostCalls(NamedTuple):
 
     def operands(self, origins: Sequence[Origin]) -> list[Operands | None]:
         """The operands of the product that launched each kernel; None if it is unknown."""
-        launched = [(place, call) for place, origin in enumerate(origins) if (call := self._call(origin))]
-        threads: dict[str, list[RecordedLaunch]] = {}
-        for one in self.operators:
-            if one.operands and _MULTIPLIES.search(one.name):
-                threads.setdefault(one.device, []).append(one)
         operands: list[Operands | None] = [None] * len(origins)
-        for thread, group in groupby(sorted(launched, key=lambda each: each[1]), lambda each: each[1].thread):
-            _assign(operands, list(group), threads.get(thread, ()))
+        products = [one for one in self.operators if one.operands and _MULTIPLIES.search(one.name)]
+        for place, running in _running(self._calls_by_place(origins), products):
+            operands[place] = running[-1].operands
         for place, origin in enumerate(origins):
-            operator = None if origin.external is None else self.externals.get(origin.external)
+            operator = self._operator(origin)
             if operator and self._call(origin) is None and _MULTIPLIES.search(operator.name):
                 operands[place] = operator.operands
         return operands
+
+    def modules_of(self, origins: Sequence[Origin]) -> list[str]:
+        """The path of modules around the call of each kernel, as modules.modules_of() reads it; "" if unknown."""
+        paths = [""] * len(origins)
+        calls = self._calls_by_place(origins)
+        named = [one for one in self.operators if one.module]
+        for place, running in _running(calls, named):
+            paths[place] = running[-1].module
+        called_places = {place for place, _ in calls}
+        for place, origin in enumerate(origins):
+            if place not in called_places and (operator := self._operator(origin)):
+                calls.append((place, HostCall(operator.device, operator.start)))
+                paths[place] = operator.module
+        for place, running in _running(calls, self.modules):
+            paths[place] = paths[place] or _path(running)
+        return paths
 
     def steps(
         self, kernels: Sequence[RecordedLaunch], origins: Sequence[Origin], named: Iterable[RecordedLaunch]
@@ -98,25 +117,48 @@ class HostCalls(NamedTuple):
     def _call(self, origin: Origin) -> HostCall | None:
         return None if origin.correlation is None else self.calls.get(origin.correlation)
 
+    def _operator(self, origin: Origin) -> RecordedLaunch | None:
+        return None if origin.external is None else self.externals.get(origin.external)
 
-def _assign(
-    operands: list[Operands | None], launched: Sequence[tuple[int, HostCall]], operators: Sequence[RecordedLaunch]
-) -> None:
-    """Gives the kernels that one thread launched the operands of the innermost product that runs then.
+    def _calls_by_place(self, origins: Iterable[Origin]) -> list[tuple[int, HostCall]]:
+        """Places of kernels with known calls."""
+        return [(place, call) for place, origin in enumerate(origins) if (call := self._call(origin))]
 
-    launched  places of kernels and their calls, by time
-    """
-    waiting = iter(sorted(operators, key=lambda one: (one.start, -one.duration)))
-    following = next(waiting, None)
-    running: list[RecordedLaunch] = []
-    for place, call in launched:
-        while following is not None and following.start <= call.start:
-            running.append(following)
-            following = next(waiting, None)
-        while running and running[-1].start + running[-1].duration < call.start:
-            running.pop()
-        if running:
-            operands[place] = running[-1].operands
+
+def with_modules(operators: Iterable[RecordedLaunch], modules: Sequence[RecordedLaunch]) -> list[RecordedLaunch]:
+    """Operators of the host with the modules around them."""
+    work = list(operators)
+    calls = ((place, HostCall(one.device, one.start)) for place, one in enumerate(work) if not one.module)
+    for place, running in _running(calls, modules):
+        work[place] = work[place]._replace(module=_path(running))
+    return work
+
+
+def _path(modules: Sequence[RecordedLaunch]) -> str:
+    return sys.intern(".".join(one.name for one in modules[-_MAX_MODULES:]))
+
+
+def _running(
+    calls: Iterable[tuple[int, HostCall]], ranges: Iterable[RecordedLaunch]
+) -> Iterator[tuple[int, Sequence[RecordedLaunch]]]:
+    """(place, ranges of its thread that run at its call, the outermost first) of each call within a range."""
+    threads: dict[str, list[RecordedLaunch]] = {}
+    for one in ranges:
+        threads.setdefault(one.device, []).append(one)
+    for thread, group in groupby(sorted(calls, key=lambda each: each[1]), lambda each: each[1].thread):
+        waiting = iter(sorted(threads.get(thread, ()), key=lambda one: (one.start, -one.duration)))
+        following = next(waiting, None)
+        running: list[RecordedLaunch] = []
+        for place, call in group:
+            while following is not None and following.start <= call.start:
+                while running and running[-1].start + running[-1].duration < following.start:
+                    running.pop()
+                running.append(following)
+                following = next(waiting, None)
+            while running and running[-1].start + running[-1].duration < call.start:
+                running.pop()
+            if running:
+                yield place, running
 
 
 def parse_wait(event: Mapping[str, Any]) -> tuple[float, float] | None:

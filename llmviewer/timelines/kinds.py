@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import yaml
@@ -111,11 +112,17 @@ def mixes(op: OperatorResult) -> bool:
     return op.kind in _MIXERS and op.name not in _BESIDE_MIXERS and not op.name.endswith(_EAGER_SCORES)
 
 
-def parts_of(names: Iterable[str], operators: Iterable[OperatorResult]) -> dict[str, Part]:
-    """The part of each kernel; activations belong to experts if the model has no other activations."""
+def parts_of(
+    names: Iterable[str], operators: Iterable[OperatorResult], by_module: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Part]:
+    """The part of each kernel; activations belong to experts if the model has no other activations.
+
+    by_module  parts that modules give to names, for those that no pattern knows
+    """
     kinds = {part_of_operator(op) for op in operators if op.kind == "activation"}
     activation = Part.EXPERTS if kinds == {Part.EXPERTS} else Part.ELEMENTWISE
-    return {name: activation if (part_name := _part_name(name)) == _ACTIVATION else Part(part_name) for name in names}
+    parts = {name: activation if (part := _part_name(name)) == _ACTIVATION else Part(part) for name in names}
+    return {name: Part(by_module.get(name, part)) if part is Part.OTHER else part for name, part in parts.items()}
 
 
 def in_layers(
@@ -142,8 +149,10 @@ def known_sum(values: Iterable[float | None]) -> float | None:
 
 
 def marks_a_layer(name: str, part: Part) -> bool:
-    """Whether a kernel is the one per layer that mixes tokens, rather than a step before or after it."""
-    return part in (Part.ATTENTION, Part.STATE) and not _AUXILIARY.search(name)
+    """Whether a kernel is the one per layer that mixes tokens, rather than a step before or after it, or one whose name
+    is unknown.
+    """
+    return part in (Part.ATTENTION, Part.STATE) and not _AUXILIARY.search(name) and _part_name(name) == part
 
 
 @cache

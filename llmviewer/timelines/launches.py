@@ -51,6 +51,7 @@ class RecordedLaunch(NamedTuple):
     operands          operands of a product with weights, if recorded
     stream            stream of the device
     called            when the host called for it; nan if not recorded [s]
+    module            modules of torch around its call, as modules.modules_of() reads them; "" if not recorded
     """
 
     device: str
@@ -60,6 +61,7 @@ class RecordedLaunch(NamedTuple):
     operands: Operands | None = None
     stream: str = ""
     called: float = nan
+    module: str = ""
 
     @property
     def valid(self) -> bool:
@@ -121,6 +123,8 @@ class RecordedLaunches:
 
     start_s, duration_s  one number per launch [s]
     operands             one per launch; None if not recorded
+    modules              modules of torch around the call of each launch, as modules.modules_of() reads them; "" if not
+                         recorded
     steps                passes in order, if the engine names them
     devices              devices in the file (of operators: threads); this is the one with most launches
     host                 whether launches are operators of a CPU
@@ -136,6 +140,7 @@ class RecordedLaunches:
     start_s: NDArray[np.float64] = field(repr=False)
     duration_s: NDArray[np.float64] = field(repr=False)
     operands: tuple[Operands | None, ...] = field(repr=False)
+    modules: tuple[str, ...] = field(repr=False)
     steps: tuple[EngineStep, ...] = field(default=(), repr=False)
     devices: int = 1
     host: bool = False
@@ -197,6 +202,7 @@ def of_busiest(
             start_s=np.array([launch.start for launch in ordered], float),
             duration_s=np.array([launch.duration for launch in ordered], float),
             operands=tuple(launch.operands for launch in ordered),
+            modules=tuple(launch.module for launch in ordered),
             steps=steps,
             devices=len(by_device),
             host=host,

@@ -16,6 +16,7 @@ from ..workload import Spans, Workload
 from .boundaries import whole_passes
 from .kinds import OPENS, SUMS_UP, Part, marks_a_layer
 from .launches import EngineStep, KernelSums, Operands, RecordedLaunches, RecordedSequences
+from .modules import is_one_product
 
 MIXED: Final = "mixed"  # phase of passes that prefill some sequences and decode others
 _MIN_REPEATS: Final = 3  # least number of repeating passes
@@ -54,12 +55,14 @@ class MatrixProduct(NamedTuple):
 
     weights   elements of its weight matrix, if recorded
     launches  its launches in the recording, one in each pass averaged
+    module    modules of torch around its call, as modules.modules_of() reads them; "" if not recorded
     """
 
     name: str
     time_s: float
     weights: int | None = None
     launches: tuple[int, ...] = ()
+    module: str = ""
 
 
 @frozen(kw_only=True)
@@ -209,24 +212,29 @@ def _segments(
 ) -> list[list[MatrixProduct]]:
     """The matrix products of a pass before, between and after launches that mix tokens.
 
-    Kernels that one operator called, and sums of split products, count with the product before them. Products without
-    weights, as in eager attention, are left out.
+    Kernels that one operator or linear module called, and sums of split products, count with the product before them.
+    Products without weights, as in eager attention, are left out.
     """
     segments: list[list[MatrixProduct]] = [[]]
     call = -1
     for i in range(start, stop):
-        name, operands = recording.names[i], recording.operands[i]
+        name, operands, module = recording.names[i], recording.operands[i], recording.modules[i]
         if marks_a_layer(name, parts[name]) and (segments[-1] or len(segments) == 1):
             segments.append([])
         if parts[name] is not Part.PRODUCTS or (operands and not operands.weights):
             continue
         segment = segments[-1]
-        if segment and (SUMS_UP.search(name) or (operands and operands.call == call >= 0)):
+        same_call = operands is not None and operands.call == call >= 0
+        if segment and (SUMS_UP.search(name) or same_call or _same_linear(module, segment[-1].module)):
             segment[-1] = segment[-1]._replace(time_s=segment[-1].time_s + exclusive_s[i])
         else:
-            segment.append(MatrixProduct(name, exclusive_s[i], operands.weights if operands else None, (i,)))
+            segment.append(MatrixProduct(name, exclusive_s[i], operands.weights if operands else None, (i,), module))
         call = operands.call if operands else -1
     return segments
+
+
+def _same_linear(module: str, before: str) -> bool:
+    return module == before and is_one_product(module)
 
 
 def _common(passes: Sequence[Sequence[Sequence[MatrixProduct]]]) -> tuple[tuple[MatrixProduct, ...], ...]:

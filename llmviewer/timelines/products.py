@@ -3,13 +3,15 @@
 Launches that mix tokens, one in each layer, divide a pass into segments. Kernels of a segment are assigned to its
 products by the sizes of their weights where shapes were recorded, and else by their order. Engines may merge products
 that read the same tensor, such as q_proj, k_proj and v_proj: of all ways to merge them, the one counts whose segments
-have as many products as were recorded, and whose times are nearest.
+have as many products as were recorded, with which most modules of torch agree, and whose times are nearest.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
+from functools import cached_property
 from itertools import combinations, groupby
 from math import log
 from typing import Final, NamedTuple, TypeAlias
@@ -20,24 +22,52 @@ from ..operators.base import Operator
 from ..records import frozen
 from ..units import counted
 from .kinds import Part, known_sum, mixes, part_of_operator
+from .modules import agrees, role_of, role_of_operator
 from .passes import MatrixProduct
 
 Place: TypeAlias = tuple[str, tuple[str, ...]]  # (block, its operators that one kernel computes)
 Way: TypeAlias = list[list[Place]]  # products of a pass before, between and after operators that mix tokens
 
 BY_SHAPE: Final = "shape"
+BY_MODULE: Final = "module"
+BY_NAME: Final = "name"
 BY_ORDER: Final = "order"
+BY_TIME: Final = "time"
 _MIN_SHARE_OF_BOUND: Final = 0.97  # of its bound, below which a kernel cannot be that of a product
 _BELOW_BOUND_PENALTY: Final = 10.0  # of a kernel below the bound of its product
 _PACKING_FACTORS: Final = (1, 2, 4, 8)  # weights in an element of a packed tensor, such as 8 of 4 bits in an int32
 
 
-class Match(NamedTuple):
-    """Kernels assigned to products, how many of them by the sizes of their weights, and those without a product."""
+class Assigned(NamedTuple):
+    """A kernel assigned to products.
 
-    pairs: list[tuple[Place, MatrixProduct]]
-    by_shape: int
+    shape     whether its recorded weights have their size
+    module    whether modules of torch agree, and may disagree; None if they tell nothing
+    in_order  whether its segment has as many kernels as products
+    """
+
+    place: Place
+    kernel: MatrixProduct
+    shape: bool
+    module: bool | None
+    in_order: bool
+
+
+class Match(NamedTuple):
+    """Kernels assigned to products, and those without a product."""
+
+    pairs: list[Assigned]
     rest: list[MatrixProduct]
+
+    @property
+    def by_shape(self) -> int:
+        """Kernels whose weights have the size of those of their product."""
+        return sum(pair.shape for pair in self.pairs)
+
+    @property
+    def by_module(self) -> int:
+        """Kernels with whose product modules agree, less those with whose they disagree."""
+        return sum(0 if pair.module is None else 1 if pair.module else -1 for pair in self.pairs)
 
 
 @frozen(kw_only=True)
@@ -45,7 +75,8 @@ class ProductOfPass:
     """Matrix products that one kernel computes in each layer of a block. Times are totals over its layers. [s]
 
     kernels     distinct names of kernels
-    matched     how the kernels were identified: BY_SHAPE or BY_ORDER
+    evidence    share of the launches with which each kind of evidence agrees: their shapes; the modules that called
+                them; their names, which are those of most layers; their order; their time, which is not below the bound
     expected_s  None if only the bound of one product is known
     """
 
@@ -53,10 +84,20 @@ class ProductOfPass:
     operators: tuple[str, ...]
     kernels: tuple[str, ...]
     launches: int
-    matched: str
+    evidence: Mapping[str, float]
     measured_s: float
     bound_s: float
     expected_s: float | None
+
+    @property
+    def matched(self) -> str:
+        """The strongest evidence by which the kernels were identified: BY_SHAPE, BY_MODULE or BY_ORDER."""
+        return next((kind for kind in (BY_SHAPE, BY_MODULE) if self.evidence[kind] == 1), BY_ORDER)
+
+    @property
+    def score(self) -> float:
+        """Mean share of all kinds of evidence; kinds that were not recorded do not agree."""
+        return sum(self.evidence.values()) / len(self.evidence)
 
 
 @frozen(kw_only=True)
@@ -101,17 +142,19 @@ def identify(
     if not any(recorded) or not order.products:
         return IdentifiedProducts(why_not="no kernel of a matrix product was recorded")
     ways = [way for way in order.ways(flat=len(recorded) == 1) if len(way) == len(recorded)]
-    matches = [(match, way) for way in ways if (match := _matched(recorded, way, order.sizes))]
+    matches = [(match, way) for way in ways if (match := _matched(recorded, way, order))]
     if not matches:
         kernels = counted(sum(map(len, recorded)), "kernel")
         return IdentifiedProducts(
             why_not=f"a pass has {kernels} of matrix products, which are not those of the model: {order.most} one by "
             f"one, {order.fewest} where those that read the same tensor are merged"
         )
-    match, way = min(matches, key=lambda each: (-each[0].by_shape, _distance(each[0], order.products)))
-    kernels_of: dict[Place, list[MatrixProduct]] = {}
-    for place, kernel in match.pairs:
-        kernels_of.setdefault(place, []).append(kernel)
+    match, way = min(
+        matches, key=lambda each: (-each[0].by_shape, -each[0].by_module, _distance(each[0], order.products))
+    )
+    kernels_of: dict[Place, list[Assigned]] = {}
+    for pair in match.pairs:
+        kernels_of.setdefault(pair.place, []).append(pair)
     missing = dict.fromkeys(
         name for segment in way for place in segment if place not in kernels_of for name in place[1]
     )
@@ -123,8 +166,8 @@ def identify(
         launches={
             launch: number
             for number, kernels in enumerate(kernels_of.values())
-            for kernel in kernels
-            for launch in kernel.launches
+            for pair in kernels
+            for launch in pair.kernel.launches
         },
         merged_expected_s=known_sum(
             order.products[block, name].expected_time_s
@@ -173,6 +216,37 @@ class _Order:
         """Number of kernels if each product is one."""
         return sum(len(group) for _, groups in self.blocks for group in groups)
 
+    @cached_property
+    def _mergeable(self) -> frozenset[str]:
+        """Products that read the same tensor as others."""
+        return frozenset(name for _, groups in self.blocks for group in groups if len(group) > 1 for name in group)
+
+    @cached_property
+    def _layered(self) -> frozenset[str]:
+        """Blocks of layers."""
+        return frozenset(block for block, groups in self.blocks if () in groups)
+
+    @cached_property
+    def _roles(self) -> frozenset[str]:
+        """Roles of all products."""
+        return frozenset(role_of_operator(name, in_layer=block in self._layered) for block, name in self.products)
+
+    def agrees(self, place: Place, kernel: MatrixProduct) -> bool | None:
+        """Whether the modules that called a kernel can be those of a place; None if they tell nothing."""
+        block, names = place
+        mergeable = len(names) == 1 and names[0] in self._mergeable
+        return agrees(kernel.module, names, in_layer=block in self._layered, mergeable=mergeable)
+
+    def has_role(self, kernel: MatrixProduct) -> bool:
+        """Whether the model may have the product of a kernel, by the modules that called it."""
+        return role_of(kernel.module) in {"", *self._roles}
+
+    def has_size(self, place: Place, kernel: MatrixProduct) -> bool:
+        """Whether the weights of a kernel are recorded and have the size of those of a place."""
+        block, names = place
+        size = sum(self.sizes.get((block, name), 0) for name in names)
+        return kernel.weights is not None and any(size == kernel.weights * packed for packed in _PACKING_FACTORS)
+
     def ways(self, *, flat: bool) -> Iterator[Way]:
         """The kernels of a pass for each choice of merged products.
 
@@ -210,41 +284,39 @@ def _groups(block: Block, results: Mapping[tuple[str, str], OperatorResult]) -> 
         yield tuple(op.name for op in group) if len(kind) > 1 else ()
 
 
-def _matched(
-    recorded: Sequence[Sequence[MatrixProduct]], way: Way, sizes: Mapping[tuple[str, str], int]
-) -> Match | None:
+def _matched(recorded: Sequence[Sequence[MatrixProduct]], way: Way, order: _Order) -> Match | None:
     """The kernels of each segment assigned to its products; None if segments within the pass do not have as many."""
-    match = Match([], 0, [])
-    for number, (kernels, places) in enumerate(zip(recorded, way, strict=True)):
+    match = Match([], [])
+    for number, (launched, places) in enumerate(zip(recorded, way, strict=True)):
+        kernels = [kernel for kernel in launched if order.has_role(kernel)]
         if kernels and all(kernel.weights is not None for kernel in kernels):
-            pairs = _by_sizes(kernels, places, sizes)
-            by_shape = len(pairs)
+            pairs = _by_sizes(kernels, places, order)
         else:
             first, last = 0 == number < len(way) - 1, 0 < number == len(way) - 1
-            pairs, by_shape = _by_order(kernels, places, first=first, last=last), 0
-        assigned = {place for place, _ in pairs}
-        if 0 < number < len(way) - 1 and len(assigned) < len(places):
+            pairs = _by_order(kernels, places, first=first, last=last)
+        if 0 < number < len(way) - 1 and len({place for place, _ in pairs}) < len(places):
             return None
         assigned_kernels = {id(kernel) for _, kernel in pairs}
+        in_order = len(kernels) == len(places)
         match = Match(
-            match.pairs + pairs,
-            match.by_shape + by_shape,
-            match.rest + [kernel for kernel in kernels if id(kernel) not in assigned_kernels],
-        )
+            match.pairs + [
+                Assigned(place, kernel, order.has_size(place, kernel), order.agrees(place, kernel), in_order)
+                for place, kernel in pairs
+            ],
+            match.rest + [kernel for kernel in launched if id(kernel) not in assigned_kernels],
+        )  # fmt: skip
     return match if match.pairs else None
 
 
 def _by_sizes(
-    kernels: Sequence[MatrixProduct], places: Sequence[Place], sizes: Mapping[tuple[str, str], int]
+    kernels: Sequence[MatrixProduct], places: Sequence[Place], order: _Order
 ) -> list[tuple[Place, MatrixProduct]]:
     """Kernels whose recorded weights are those of the next product, in order."""
     pairs: list[tuple[Place, MatrixProduct]] = []
     following = 0
     for kernel in kernels:
         for number in range(following, len(places)):
-            block, names = places[number]
-            size = sum(sizes[block, name] for name in names)
-            if kernel.weights is not None and any(size == kernel.weights * packed for packed in _PACKING_FACTORS):
+            if order.has_size(places[number], kernel) and order.agrees(places[number], kernel) is not False:
                 pairs.append((places[number], kernel))
                 following = number + 1
                 break
@@ -273,7 +345,7 @@ def _distance(match: Match, products: Mapping[tuple[str, str], OperatorResult]) 
     penalty for times below the bound.
     """
     total = 0.0
-    for (block, names), kernel in match.pairs:
+    for (block, names), kernel, *_ in match.pairs:
         operators = [products[block, name] for name in names]
         bound = sum(op.bound_time_s / op.repeat for op in operators)
         expected = known_sum(op.expected_time_s for op in operators)
@@ -285,18 +357,27 @@ def _distance(match: Match, products: Mapping[tuple[str, str], OperatorResult]) 
     return total / max(len(match.pairs), 1)
 
 
-def _product(place: Place, kernels: Sequence[MatrixProduct], order: _Order, expected_s: float | None) -> ProductOfPass:
+def _product(place: Place, pairs: Sequence[Assigned], order: _Order, expected_s: float | None) -> ProductOfPass:
     block, names = place
     operators = [order.products[block, name] for name in names]
-    launches = len(kernels)
+    launches = len(pairs)
+    measured_s = sum(pair.kernel.time_s for pair in pairs)
+    bound_s = sum(op.bound_time_s / op.repeat for op in operators) * launches
+    kernel_names = Counter(pair.kernel.name for pair in pairs)
     return ProductOfPass(
         block=block,
         operators=names,
-        kernels=tuple(dict.fromkeys(kernel.name for kernel in kernels)),
+        kernels=tuple(kernel_names),
         launches=launches,
-        matched=BY_SHAPE if all(kernel.weights is not None for kernel in kernels) else BY_ORDER,
-        measured_s=sum(kernel.time_s for kernel in kernels),
-        bound_s=sum(op.bound_time_s / op.repeat for op in operators) * launches,
+        evidence={
+            BY_SHAPE: sum(pair.shape for pair in pairs) / launches,
+            BY_MODULE: sum(pair.module is True for pair in pairs) / launches,
+            BY_NAME: max(kernel_names.values()) / launches,
+            BY_ORDER: sum(pair.in_order for pair in pairs) / launches,
+            BY_TIME: float(measured_s >= _MIN_SHARE_OF_BOUND * bound_s),
+        },
+        measured_s=measured_s,
+        bound_s=bound_s,
         expected_s=None if expected_s is None else expected_s * launches,
     )
 

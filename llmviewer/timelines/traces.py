@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ..documents import MAX_EXACT_INTEGER
 from ..errors import InputError, quoted
-from .host_calls import CALLS, HostCall, HostCalls, Origin, parse_call, parse_wait
+from .host_calls import CALLS, HostCall, HostCalls, Origin, parse_call, parse_wait, with_modules
 from .launches import Operands, RecordedLaunch, RecordedLaunches, of_busiest, steps_of
 
 _KERNEL: Final = "kernel"
@@ -20,6 +20,9 @@ _ON_GPU: Final = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")  # c
 _NAMED_ON_GPU: Final = "gpu_user_annotation"  # ranges named by the host, with their times on the device
 _ON_CPU: Final = "cpu_op"
 _NAMED_ON_CPU: Final = "user_annotation"
+_PYTHON: Final = "python_function"
+_MODULE: Final = "nn.Module: "  # before the class and number of a module, among the functions of Python
+_MAX_MODULE_CHARS: Final = 300  # characters of a module's name or path
 _DISPATCHED: Final = re.compile(r"\w+::\w+")  # operators of torch; compilers and loaders name ranges differently
 _COMPILED: Final = re.compile(r"## Call CompiledFxGraph")
 _LOOPS: Final = "loops of a CompiledFxGraph"
@@ -41,7 +44,7 @@ def of_trace(events: Iterable[Any], path: Path, *, rank: int | None = None) -> R
     Raises InputError if an event is invalid.
     """
     launches_by_kind: dict[str, list[RecordedLaunch]] = {
-        kind: [] for kind in (_KERNEL, _NAMED_ON_GPU, _ON_CPU, _NAMED_ON_CPU)
+        kind: [] for kind in (_KERNEL, _NAMED_ON_GPU, _ON_CPU, _NAMED_ON_CPU, _PYTHON)
     }
     origins: list[Origin] = []
     calls: dict[int, HostCall] = {}
@@ -55,25 +58,33 @@ def of_trace(events: Iterable[Any], path: Path, *, rank: int | None = None) -> R
             if wait := parse_wait(event):
                 host_waits.append(wait)
         kind = _KERNEL if category in _ON_GPU else category
-        if kind not in launches_by_kind:
+        if kind not in launches_by_kind or (kind == _PYTHON and not _is_module(event)):
             continue
-        launch = _launch(event, number, path, host=kind in (_ON_CPU, _NAMED_ON_CPU))
+        launch = _launch(event, number, path, host=kind in (_ON_CPU, _NAMED_ON_CPU, _PYTHON))
         launches_by_kind[kind].append(launch)
         if kind == _KERNEL:
             origins.append(Origin.of(_args(event)))
         elif kind == _ON_CPU and (external := Origin.of(_args(event)).external) is not None:
             externals[external] = launch
     kernels, named = launches_by_kind[_KERNEL], launches_by_kind[_NAMED_ON_CPU]
+    modules = [one._replace(name=one.name.removeprefix(_MODULE)) for one in launches_by_kind[_PYTHON]]
     if not kernels:
-        return of_busiest(_work(launches_by_kind[_ON_CPU], named), steps=steps_of(named), host=True, rank=rank)
-    host = HostCalls(calls, launches_by_kind[_ON_CPU], externals)
-    products = host.operands(origins)
+        work = with_modules(_work(launches_by_kind[_ON_CPU], named), modules)
+        return of_busiest(work, steps=steps_of(named), host=True, rank=rank)
+    host = HostCalls(calls, launches_by_kind[_ON_CPU], externals, modules)
     kernels = [
-        one._replace(operands=product, called=call.start if call else nan)
-        for one, product, call in zip(kernels, products, host.calls_of(origins), strict=True)
+        one._replace(operands=product, module=module, called=call.start if call else nan)
+        for one, product, module, call in zip(
+            kernels, host.operands(origins), host.modules_of(origins), host.calls_of(origins), strict=True
+        )
     ]
     steps = steps_of(launches_by_kind[_NAMED_ON_GPU]) or host.steps(kernels, origins, named)
     return of_busiest(kernels, steps=steps, host_waits=host_waits, rank=rank)
+
+
+def _is_module(event: dict[str, Any]) -> bool:
+    name = event.get("name")
+    return isinstance(name, str) and name.startswith(_MODULE) and len(name) <= _MAX_MODULE_CHARS
 
 
 def _args(event: dict[str, Any]) -> dict[str, Any]:
@@ -93,13 +104,19 @@ def _launch(event: dict[str, Any], number: int, path: Path, *, host: bool) -> Re
         launch = RecordedLaunch(
             device=sys.intern(str(args.get("device", device))), name=sys.intern(str(event["name"])),
             start=1e-6 * float(event["ts"]), duration=1e-6 * float(event["dur"]),
-            operands=_operands(args, number), stream=sys.intern(str(stream)),
+            operands=_operands(args, number), stream=sys.intern(str(stream)), module=_hierarchy(args),
         )  # fmt: skip
     except (KeyError, OverflowError, TypeError, ValueError):
         launch = None
     if launch is None or not launch.valid:
         raise InputError(f"{path}: event {number}: a {event['cat']} must have name, ts and dur; got {quoted(event)}")
     return launch
+
+
+def _hierarchy(args: dict[str, Any]) -> str:
+    """The modules around an operator of TorchScript, as with_modules=True records them."""
+    path = args.get("Module Hierarchy")
+    return sys.intern(path) if isinstance(path, str) and len(path) <= _MAX_MODULE_CHARS else ""
 
 
 def _operands(args: dict[str, Any], call: int) -> Operands | None:

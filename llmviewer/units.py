@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from typing import Final
 
 _PREFIX: Final = {
@@ -17,6 +18,7 @@ _SMALL_PREFIX: Final = {
     "\u03bc": 1e-6,
     "n": 1e-9,
 }  # of seconds alone: "80 mB" is a slip
+_LONG_UNITS: Final = {"min": 60.0, "h": 3600.0, "d": 86400.0}  # of times [s]
 _EXAMPLE: Final = {
     "OP/s": "155 TOP/s", "B/s": "1.5 TB/s", "bit/s": "21 Gbit/s", "B": "80 GB", "Hz": "1800 MHz", "W": "300 W",
     "s": "2 s", "USD/h": "2.5 USD/h", "USD": "30000 USD",
@@ -26,8 +28,10 @@ _SYNONYMS: Final = dict.fromkeys(
 )  # of datasheets, whose multiply-add is two too
 _QUANTITY: Final = re.compile(
     r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?) ?"
-    rf"(?:({'|'.join(_PREFIX)})({'|'.join((*_EXAMPLE, *_SYNONYMS))})|({'|'.join(_SMALL_PREFIX)})(s))"
+    rf"(?:({'|'.join(_PREFIX)})({'|'.join((*_EXAMPLE, *_SYNONYMS))})|({'|'.join(_SMALL_PREFIX)})(s)"
+    rf"|({'|'.join(_LONG_UNITS)}))"
 )
+TIME_EXAMPLES: Final = "0.5 (seconds), '500 ms' or '2 h'"
 _MIN_VALUE: Final = {"OP/s": 1e6, "B/s": 1e3, "s": 1e-12}  # below which, and above which, squares of times overflow
 _MAX_VALUE: Final = 1e24
 _LONG_TIMES: Final = ((365.25 * 86400, 365.25 * 86400, "years"), (1e5, 86400.0, "days"))  # from how many seconds on
@@ -41,13 +45,14 @@ def parse(text: object, unit: str) -> float:
     3350000000000.0
     >>> parse("80GiB", "B"), parse("500 us", "s"), parse("66.9 TOP/s", "OP/s")
     (85899345920.0, 0.0005, 66900000000000.0)
-    >>> parse("1 PFLOP/s", "OP/s"), parse("989 TFLOPS", "OP/s")
-    (1000000000000000.0, 989000000000000.0)
+    >>> parse("1 PFLOP/s", "OP/s"), parse("989 TFLOPS", "OP/s"), parse("1.5 h", "s")
+    (1000000000000000.0, 989000000000000.0, 5400.0)
     """
     match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
-    value = float(match[1]) * (_SMALL_PREFIX[match[4]] if match[4] else _PREFIX[match[2]]) if match else 0.0
+    value = float(match[1]) * _scale(match) if match else 0.0
     value = float(f"{value:.15g}")  # or 66.9 T would be 66900000000000.01
-    if not match or unit not in (_SYNONYMS.get(match[3], match[3]), match[5]) or not 0 < value < math.inf:
+    named_unit = match and ("s" if match[6] else match[5] or _SYNONYMS.get(match[3], match[3]))
+    if unit != named_unit or not 0 < value < math.inf:
         must = f"must be a positive number and a unit in {unit}, such as '{_EXAMPLE[unit]}'"
         raise ValueError(f"{must}; got {text!r}")
     minimum = _MIN_VALUE.get(unit, 0.0)
@@ -56,15 +61,36 @@ def parse(text: object, unit: str) -> float:
     return value
 
 
-def time_s(text: str) -> float:
-    """A number of seconds, or a quantity such as "500 ms". [s]
+def _scale(match: re.Match[str]) -> float:
+    """The unit of a quantity in SI units."""
+    if match[6]:
+        return _LONG_UNITS[match[6]]
+    return _SMALL_PREFIX[match[4]] if match[4] else _PREFIX[match[2]]
 
-    Raises ValueError if it is neither.
+
+def time_s(value: object, *, zero: bool = False, most: float = _MAX_VALUE) -> float:
+    """Reads a time: a number of seconds, or a quantity such as "500 ms" or "2 h". [s]
+
+    zero  whether it may be 0
+    most  largest time [s]
+
+    >>> time_s(0.5), time_s("500 ms"), time_s("30min"), time_s("0", zero=True)
+    (0.5, 0.5, 1800.0, 0.0)
+
+    Raises ValueError if it is neither, or out of range.
     """
-    try:
-        return float(text)
-    except ValueError:
-        return parse(text, "s")
+    text = str(value).strip()
+    with suppress(ValueError):
+        try:
+            time = float(text)
+        except ValueError:
+            time = parse(text, "s")
+        if 0 <= time <= most and (time or zero):
+            return time
+    limit = f", of at most {most:g} s" if most < _MAX_VALUE else ""
+    raise ValueError(
+        f"must be a {'time of 0 or more' if zero else 'positive time'}{limit}: {TIME_EXAMPLES}; got {value!r}"
+    )
 
 
 def si(value: float, digits: int = 3) -> str:

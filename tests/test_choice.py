@@ -306,15 +306,15 @@ def test_devices_with_duplicate_names_are_refused(tmp_path):
         assert str(caught.value) == message
 
 
-@pytest.mark.parametrize(("text", "time"), [("0.5", 0.5), ("500ms", 0.5), ("500 ms", 0.5), ("2s", 2.0)])
+@pytest.mark.parametrize(("text", "time"), [("0.5", 0.5), ("500ms", 0.5), ("500 ms", 0.5), ("2min", 120.0)])
 def test_times_allowed_are_seconds_or_have_a_unit(text, time, capsys):
     assert main(["choose", "gpt2", "--hardware", "l4", "--bound", "--ttft", text, "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["inputs"]["ttft_s"] == time
 
 
 def test_a_time_that_is_none_gets_a_line(capsys):
-    assert main(["choose", "gpt2", "--hardware", "l4", "--tpot", "5min"]) == 2
-    must = "must be a positive time: seconds, such as 0.5, or a time such as '500 ms'; got '5min'"
+    assert main(["choose", "gpt2", "--hardware", "l4", "--tpot", "5 weeks"]) == 2
+    must = "must be a positive time: 0.5 (seconds), '500 ms' or '2 h'; got '5 weeks'"
     assert capsys.readouterr().err == f"llmviewer: Invalid value for '--tpot': {must}\n"
 
 

@@ -253,10 +253,13 @@ def test_documents_and_reports_have_what_changed(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("extra", "told"),
     [
-        ({"mtbf": 0}, "mtbf must be a positive time, such as 30 or '500 ms'; got 0"),
+        ({"mtbf": 0}, "mtbf must be a positive time, of at most 1e+09 s: 0.5 (seconds), '500 ms' or '2 h'; got 0"),
         ({"mtbf": 1e-4, "recovery": "fail"}, "mtbf must be long enough for a request to finish; all 3 failed"),
-        ({"mtbf": "soon"}, "mtbf must be a positive time, such as 30 or '500 ms'; got 'soon'"),
-        ({"mtbf": 1e10}, "mtbf must be a positive time, of at most 1e+09 s, such as 30 or '500 ms'; got 10000000000.0"),
+        ({"mtbf": "soon"}, "mtbf must be a positive time, of at most 1e+09 s: 0.5 (seconds), '500 ms'"),
+        (
+            {"mtbf": 1e10},
+            "mtbf must be a positive time, of at most 1e+09 s: 0.5 (seconds), '500 ms' or '2 h'; got 10000000000.0",
+        ),
         ({"mtbf": 10, "notice": -1}, "notice must be a time of 0 or more"),
         ({"mtbf": 10, "recovery": "hope"}, "recovery must be one of fail, restart, recompute, migrate; got 'hope'"),
         ({"notice": 3}, "notice must be left out without mtbf; got 3"),

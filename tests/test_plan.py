@@ -699,15 +699,15 @@ BAD = [
     (["--rate", "0"], "rate must be a positive number of requests a second; got 0"),
     (
         ["--ttft", "-1"],
-        "must be a positive time, of a percentile or the mean: 0.5, '500 ms', p99=0.5 or mean=0.5; got '-1'",
+        "'500 ms' or '2 h', of a percentile or the mean, p99=0.5 or mean=0.5; got '-1'",
     ),
     (
         ["--tpot", "nan"],
-        "must be a positive time, of a percentile or the mean: 0.5, '500 ms', p99=0.5 or mean=0.5; got 'nan'",
+        "'500 ms' or '2 h', of a percentile or the mean, p99=0.5 or mean=0.5; got 'nan'",
     ),
     (
         ["--tpot", "inf"],
-        "must be a positive time, of a percentile or the mean: 0.5, '500 ms', p99=0.5 or mean=0.5; got 'inf'",
+        "'500 ms' or '2 h', of a percentile or the mean, p99=0.5 or mean=0.5; got 'inf'",
     ),
     (["--hardware", "h1000"], "no hardware 'h1000'"),
     (["--layout", "xp=2"], "layout 'xp=2': must be degrees of"),

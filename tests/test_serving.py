@@ -769,7 +769,7 @@ BAD = [
     (["--rate", "1", "--kv-transfer", "after"], "--kv-transfer must be left out without prefill_replicas"),
     (["--rate", "1", "--prefill-replicas", "1", "--policy", "fcfs"], "policy must be left out with prefill_replicas"),
     (["--arrivals", "x.csv", "--gen-lengths", "9"], "--gen-lengths must be left out with arrivals"),
-    (["--rate", "1", "--ttft", "0"], "must be a positive time: seconds, such as 0.5"),
+    (["--rate", "1", "--ttft", "0"], "must be a positive time: 0.5 (seconds), '500 ms' or '2 h'"),
     (["--rate", "1", "--depreciation", "-1"], "--depreciation must be a positive number; got -1"),
     (["--rate", "1", "--tp", "3"], "tp"),
     (["--rate", "1", "--bound", "--library", "vllm"], "without library, engine and profiles; leave them out"),

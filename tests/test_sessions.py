@@ -214,7 +214,7 @@ def test_arrivals_are_those_of_the_recursion(drawn):
 
 
 @pytest.mark.parametrize(
-    ("text", "mean"), [("10", 10), ("500 ms", 0.5), ("exponential:2", 2), ("uniform:1-5", 3), ("0", 0)]
+    ("text", "mean"), [("10", 10), ("500 ms", 0.5), ("2 min", 120), ("exponential:2", 2), ("uniform:1-5", 3), ("0", 0)]
 )
 def test_think_times_have_their_means(text, mean):
     delays = parse_delays(text, "think_time")
@@ -227,7 +227,7 @@ def test_think_times_have_their_means(text, mean):
 @pytest.mark.parametrize(
     ("extra", "told"),
     [
-        ({"think_time": "-1"}, "think_time must be a time, such as 10 or '500 ms', exponential:MEAN"),
+        ({"think_time": "-1"}, "think_time must be a time, 0.5 (seconds), '500 ms' or '2 h', exponential:MEAN"),
         ({"think_time": "nan"}, "got 'nan'"),
         ({"think_time": "exponential:"}, "got 'exponential:'"),
         ({"session_turns": "0"}, "session_turns: must be a number of turns"),

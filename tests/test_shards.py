@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -27,12 +28,13 @@ from llmviewer.errors import InputError
 from llmviewer.sweeping import shard_files, shards
 from llmviewer.sweeping.axes import NUMBERS
 from llmviewer.sweeping.design import SETTINGS, Design, digest, matching_names
-from llmviewer.sweeping.shard_files import DESIGN, begin_sweep, is_finished, shard_path
-from llmviewer.sweeping.shards import run, schema, write_shard
+from llmviewer.sweeping.shard_files import DESIGN, begin_sweep, is_finished, run_shards, shard_path
+from llmviewer.sweeping.shards import schema, write_shard
 from llmviewer.sweeping.summary import summarize
 
 from .cases import first_fast
 
+run = partial(run_shards, write_shard=write_shard)
 OVER = {"batch": [1, 2, 3, 4, 5], "prompt": [64, 128, 256], "gen": [2, 16], "quant": ["W16A16", "W4A16g128"]}
 ARGUMENTS = (
     "sweep", "gpt2,llama-2-7b", "t4,h100-sxm", "--over", "batch=1..5", "--over", "prompt=64,128,256", "--over",

@@ -176,7 +176,7 @@ def test_a_point_has_the_report_of_its_simulation():
     ("changes", "told"),
     [
         ({"router": "session"}, "Router session needs sessions or tasks"),
-        ({"traffic": "sessions", "think_time": "soon"}, "Think time [s] must be a time, such as 10"),
+        ({"traffic": "sessions", "think_time": "soon"}, "Think time [s] must be a time, 0.5"),
         ({"traffic": "tasks", "tasks": "file:mine.yaml"}, "file:mine.yaml: the file is not on this page"),
     ],
 )

@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import inf, isfinite, nan
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -114,19 +114,15 @@ def _restore_hardware_path(folder: str | None) -> None:
 
 
 def _seconds(context: click.Context, parameter: click.Parameter, value: object) -> float | None:
-    """Reads a time: a number of seconds, or a quantity such as 500 ms; a default stays as it is. [s]"""
+    """Reads a time; a default stays as it is. [s]"""
     from ..units import time_s
 
     if value is None or value == parameter.default:
         return value  # type: ignore[return-value]
     try:
-        time = time_s(str(value))
-    except ValueError:
-        time = nan
-    if not 0 < time < inf:
-        must = f"must be a positive time: seconds, such as 0.5, or a time such as '500 ms'; got {str(value)!r}"
-        raise click.BadParameter(must, context, parameter)
-    return time
+        return time_s(str(value))
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from None
 
 
 def or_max(number: Callable[[str], float], requirement: str) -> Callable[..., Any]:
@@ -181,7 +177,7 @@ def report_format(formats: Sequence[str], *, help_prefix: str = "") -> Callable[
 def latency_target(name: str, help_text: str, *, default: float | None = None) -> Callable[[_F], _F]:
     """An option whose value is a limit on a time. [s]"""
     return click.option(
-        name, metavar="SECONDS", type=click.UNPROCESSED, callback=_seconds, default=default, help=help_text
+        name, metavar="TIME", type=click.UNPROCESSED, callback=_seconds, default=default, help=help_text
     )  # fmt: skip
 
 

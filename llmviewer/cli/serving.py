@@ -107,7 +107,7 @@ def _in_flight(_: click.Context, parameter: click.Parameter, value: str | None) 
 @click.option(
     "--think-time",
     metavar="TIME",
-    help="With --session-turns, time from an answer to the next turn: 10, '500 ms', exponential:MEAN or "
+    help="With --session-turns, time from an answer to the next turn: 10, '500 ms', '2 min', exponential:MEAN or "
     "uniform:LEAST-MOST. Default: 0.",
 )
 @click.option(
@@ -159,7 +159,7 @@ def _in_flight(_: click.Context, parameter: click.Parameter, value: str | None) 
 @click.option(
     "--mtbf",
     metavar="TIME",
-    help="Mean time between failures of a replica, or between spot pre-emptions of it (exponential), such as 3600. "
+    help="Mean time between failures of a replica, or between spot pre-emptions of it (exponential), such as '1 h'. "
     "Another starts in its place.",
 )
 @click.option(

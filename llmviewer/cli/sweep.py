@@ -142,7 +142,8 @@ def _write_shards(
     from ..setting import layout_of, offload_of
     from ..sweeping.axes import NUMBERS
     from ..sweeping.design import SHARD_POINTS, Design, matching_names, parse_over
-    from ..sweeping.shards import run
+    from ..sweeping.shard_files import run_shards
+    from ..sweeping.shards import write_shard
 
     if output is None:
         raise InputError("-o DIR/ must name the folder that --workers, --shard and --dask write to")
@@ -172,9 +173,10 @@ def _write_shards(
     )
     folder, shard_slice, sweep_progress = Path(output), shared.parse_shard(shard or "1/1"), _SweepProgress()
     try:
-        run(
+        run_shards(
             folder,
             design,
+            write_shard,
             workers=workers or 1,
             shard=shard_slice,
             dask=dask,

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import isfinite
+from functools import partial
 from typing import Final
 
 import numpy as np
 
 from ..errors import InputError
 from ..records import frozen
-from ..units import time_s
+from ..units import TIME_EXAMPLES, time_s
 from .traffic import Times
 
 _MAX_DELAY_S: Final = 1e6
-_NOTATION: Final = "must be a time, such as 10 or '500 ms', exponential:MEAN or uniform:LEAST-MOST"
+_NOTATION: Final = f"must be a time, {TIME_EXAMPLES}, exponential:MEAN or uniform:LEAST-MOST"
+
+_time_s = partial(time_s, zero=True, most=_MAX_DELAY_S)
 
 
 @frozen(kw_only=True)
@@ -38,24 +40,16 @@ def parse_delays(text: str, name: str) -> Delays:
     kind, colon, arguments = str(text).strip().partition(":")
     try:
         if not colon:
-            fixed_s = _seconds(kind)
+            fixed_s = _time_s(kind)
             return Delays(mean_s=fixed_s, draw=lambda _, count: np.full(count, fixed_s))
         if kind == "exponential":
-            mean_s = _seconds(arguments)
+            mean_s = _time_s(arguments)
             return Delays(mean_s=mean_s, draw=lambda generator, count: generator.exponential(mean_s, count))
         if kind == "uniform":
             least, _, most = arguments.partition("-")
-            ends_s = _seconds(least), _seconds(most)
+            ends_s = _time_s(least), _time_s(most)
             if ends_s[0] <= ends_s[1]:
                 return Delays(mean_s=sum(ends_s) / 2, draw=lambda generator, count: generator.uniform(*ends_s, count))
     except ValueError:
         pass
     raise InputError(f"{name} {_NOTATION}, of 0 to {_MAX_DELAY_S:g} s; got {text!r}")
-
-
-def _seconds(text: str) -> float:
-    """Raises ValueError unless the text is a time within the limits. [s]"""
-    seconds = time_s(text.strip())
-    if not isfinite(seconds) or not 0 <= seconds <= _MAX_DELAY_S:
-        raise ValueError(text)
-    return seconds

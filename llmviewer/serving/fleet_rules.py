@@ -146,14 +146,9 @@ def _time(name: str, value: float | str, *, zero: bool = False) -> float:
     Raises InputError unless it is one.
     """
     try:
-        seconds = time_s(str(value))
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= _MAX_TIME_S or not (seconds or zero):
-        must = "a time of 0 or more" if zero else "a positive time"
-        most = f", of at most {_MAX_TIME_S:g} s" if seconds > _MAX_TIME_S else ""
-        raise InputError(f"{name} must be {must}{most}, such as 30 or '500 ms'; got {value!r}")
-    return seconds
+        return time_s(value, zero=zero, most=_MAX_TIME_S)
+    except ValueError as error:
+        raise InputError(f"{name} {error}") from None
 
 
 def _startup_s(steps: Steps) -> float:

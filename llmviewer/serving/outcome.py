@@ -20,7 +20,7 @@ from ..errors import InputError
 from ..records import RenamedField, frozen
 from ..rows import Rows
 from ..setting import Setting
-from ..units import seconds, significant, time_s
+from ..units import TIME_EXAMPLES, seconds, significant, time_s
 from .fleet import FleetLog
 from .fleet_rules import FleetRules
 from .lengths import Tokens
@@ -91,11 +91,10 @@ def _goal(name: str, value: object) -> tuple[float, float | None]:
     *statistics, time = text.split("=")
     with suppress(ValueError):
         (percentile,) = map(_percentile, statistics or [_DEFAULT_STATISTIC])
-        limit_s = time_s(time)
-        if 0 < limit_s < inf or value == inf:
-            return limit_s, percentile
+        return inf if value == inf else time_s(time), percentile
     raise InputError(
-        f"{name} must be a positive time, of a percentile or the mean: 0.5, '500 ms', p99=0.5 or mean=0.5; got {text!r}"
+        f"{name} must be a positive time, {TIME_EXAMPLES}, of a percentile or the mean, p99=0.5 or mean=0.5; "
+        f"got {text!r}"
     )
 
 

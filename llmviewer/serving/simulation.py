@@ -122,7 +122,7 @@ def simulate(
     block             tokens per block of the KV cache; None: that of the engine, else 16
     replicas          replicas of the model, each on the devices of `layout`
     router            which replica serves a request, one of ROUTERS; None: "round-robin"
-    mtbf              mean time between failures of a replica, or its spot pre-emptions, as a number [s] or "500 ms"
+    mtbf              mean time between failures of a replica, or its spot pre-emptions, as a number [s] or "1 h"
     notice            time between the notice of a failure and the failure; None: 0
     recovery          how requests of a failed replica go on, one of RECOVERIES; None: "recompute"
     autoscale         in place of replicas, the fewest and the most, such as "1-8"

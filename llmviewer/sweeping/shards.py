@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from warnings import warn
 
 from ..devices.files import load_hardware
 from ..devices.hardware import Hardware
@@ -16,7 +17,7 @@ from ..model_files import load_model
 from .axes import DEVICE, NUMBERS
 from .design import SETTINGS, Design, Numbers, digest
 from .grid import Sweep, sweep
-from .shard_files import Progress, check_same, hash_of, run_shards, write_rows
+from .shard_files import check_same, hash_of, run_shards, write_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,24 +64,12 @@ def schema(design: Design) -> pa.Schema:
     return pa.schema({**types, "fits": pa.bool_()})
 
 
-def run(
-    folder: Path,
-    design: Design,
-    *,
-    workers: int = 1,
-    shard: tuple[int, int] = (1, 1),
-    dask: str | None = None,
-    progress: Progress = lambda finished_points, points: None,
-    notice: Callable[[str], object] = lambda line: None,
-) -> None:
-    """Computes the missing shards of a design, or with `shard` = (i, n) those of the i-th of n processes.
-
-    workers   processes on this machine
-    dask      address of a Dask scheduler, whose workers have `folder` under the same path
-    progress  called with the number of finished points, and of all; first with the points of existing shards
-    notice    called with a line if the run has to wait
-    """
-    run_shards(folder, design, write_shard, workers=workers, shard=shard, dask=dask, progress=progress, notice=notice)
+def __getattr__(name: str) -> Any:
+    """`run`, the name of the last release."""
+    if name != "run":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warn("run(folder, design) is now run_shards(folder, design, write_shard)", DeprecationWarning, stacklevel=2)
+    return partial(run_shards, write_shard=write_shard)
 
 
 @cache

@@ -83,15 +83,16 @@ class Spans:
         new, read = self.q_len * np.minimum(self.total_images, 1), self.total_images * tokens
         return Spans(batch=self.batch, q_len=new, kv_len=self.kv_len, logits=0, source=read)
 
+    def tokens(self) -> Num:
+        return self.q_len
+
     def kv_tokens(self, window: float) -> Num:
-        return np.minimum(self.kv_len, window + self.q_len - 1)
+        return _least(self.kv_len, window + self.q_len - 1)
 
     def pairs(self, window: float) -> Num:
         past = self.past
-        keys_of_last = np.minimum(self.kv_len, window)  # keys the last query sees
-        growing: Num = np.minimum(
-            np.maximum(keys_of_last - past, 0), self.q_len
-        )  # queries that see every key before them
+        keys_of_last = _least(self.kv_len, window)  # keys the last query sees
+        growing = _least(_most(keys_of_last - past, 0.0), self.q_len)  # queries that see every key before them
         return growing * past + growing * (growing + 1) / 2 + (self.q_len - growing) * keys_of_last
 
     def chunked_pairs(self, chunk: float) -> Num:
@@ -111,6 +112,8 @@ class Spans:
 
     def kv_streams(self, tile: float, resident: float, window: float) -> Num:
         keys = self.kv_tokens(window)
+        if type(keys) is type(resident) is float:
+            return keys if keys <= resident else self._kv_tiled(tile, window)
         stays_on_chip = np.less_equal(keys, resident)
         return keys if stays_on_chip.all() else np.where(stays_on_chip, keys, self._kv_tiled(tile, window))
 
@@ -305,7 +308,7 @@ class Workload:
 
     def tokens(self) -> Num:
         """New tokens in the pass."""
-        return self._sum(lambda s: s.q_len)
+        return self._sum(lambda s: s.tokens())
 
     def logits(self) -> Num:
         """Positions that need logits."""
@@ -485,6 +488,16 @@ def popularity(experts: int, chosen: int, skew: float) -> tuple[float, ...]:
     if full < experts:
         fractions[full:] = share[full] * (rank[full] / rank[full:]) ** skew
     return tuple(fractions.tolist())
+
+
+def _least(a: Num, b: Num) -> Num:
+    """The smaller of two quantities. Of numbers without the overhead of arrays, as simulations evaluate many."""
+    return min(a, b) if type(a) is type(b) is float else np.minimum(a, b)
+
+
+def _most(a: Num, b: Num) -> Num:
+    """The larger of two quantities, as _least()."""
+    return max(a, b) if type(a) is type(b) is float else np.maximum(a, b)
 
 
 def _minimum(value: Num) -> Num:

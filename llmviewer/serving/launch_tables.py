@@ -77,18 +77,24 @@ class LaunchTable:
             _TotalsTable(key, [launch for launch, one in zip(launches, totals, strict=True) if one == key])
             for key in sorted({key for key in totals if key is not None})
         ]
-        self._varying = [launch for launch, key in zip(launches, totals, strict=True) if key is None]
+        varying = [launch for launch, key in zip(launches, totals, strict=True) if key is None]
         keys = sorted({key for key in totals if key is not None})
         places = [i for key in (*keys, None) for i, one in enumerate(totals) if one == key]
         self._order = sorted(range(len(places)), key=places.__getitem__)  # the order of summation of Plan.time_s()
-        features = sorted(frozenset(f for forms, _ in self._varying for form in forms for f in form.features()))
+        self._steady_times: dict[object, list[float]] = {}
+        features = sorted(frozenset(f for forms, _ in varying for form in forms for f in form.features()))
         self._summed = [feature for feature in features if feature.name in ADDITIVE and not feature.device_arguments]
         self._group_amounts = list(map(_group_amount, self._summed))
         self._other = [feature for feature in features if feature not in self._summed]
+        numbers = {feature: number for number, feature in enumerate((*self._summed, *self._other))}
+        self._varying = [
+            ([[(numbers[feature], c) for feature, c in form.terms] for form in forms], count)
+            for forms, count in varying
+        ]  # features by their numbers, which are found faster than their names
         other_totals = _totals([Form(tuple((feature, 1.0) for feature in self._other))])
         self._other_key = None if other_totals is None else _picked(other_totals)
-        self._other_values: dict[object, dict[Feature, float]] = {}
-        self._by_group: dict[object, tuple[float, ...]] = {}
+        self._other_values: dict[object, list[float]] = {}
+        self._by_group: dict[object, list[float]] = {}
 
     def time_s(self, groups: Sequence[Spans]) -> float:
         """The launches of a step with these groups of sequences, whose fields are floats. [s]"""
@@ -99,40 +105,51 @@ class LaunchTable:
             tokens += group.batch * group.q_len
             logits += group.batch * group.logits
         step_totals = sequences, tokens, logits
-        times: list[float] = []
-        for table in self._steady:
-            times += table.times_s(step_totals, groups)
+        times = self._steady_times.get(step_totals)
+        if times is None:
+            times = [time_s for table in self._steady for time_s in table.times_s(step_totals, groups)]
+            remember(self._steady_times, step_totals, times)
         if self._varying:
-            times += _times(self._varying, self._feature_values(groups, step_totals))
+            values, times = self._feature_values(groups, step_totals), times.copy()
+            for forms, count in self._varying:
+                longest_s = 0.0
+                for terms in forms:
+                    busy_s = 0.0
+                    for number, c in terms:
+                        busy_s += c * values[number]
+                    longest_s = max(longest_s, busy_s)
+                times.append(count * longest_s)
         total_s = 0.0
         for i in self._order:
             total_s += times[i]
         return total_s
 
-    def _feature_values(self, groups: Sequence[Spans], step_totals: tuple[float, ...]) -> dict[Feature, float]:
+    def _feature_values(self, groups: Sequence[Spans], step_totals: tuple[float, ...]) -> Sequence[float]:
         """Values of the features of launches that do not only depend on totals."""
-        sums = self._group_values(groups[0])
+        values = self._group_values(groups[0])
         for group in groups[1:]:
-            sums = tuple(map(add, sums, self._group_values(group)))
-        values = dict(zip(self._summed, sums, strict=True))
-        return values | self._other_features(groups, step_totals) if self._other else values
+            values = list(map(add, values, self._group_values(group)))
+        return [*values, *self._other_features(groups, step_totals)] if self._other else values
 
-    def _other_features(self, groups: Sequence[Spans], step_totals: tuple[float, ...]) -> dict[Feature, float]:
+    def _other_features(self, groups: Sequence[Spans], step_totals: tuple[float, ...]) -> list[float]:
         """Features of varying launches that are not summed, which mostly depend on totals."""
         key = self._other_key(step_totals) if self._other_key else None
         values = self._other_values.get(key) if self._other_key else None
         if values is None:
             workload = Workload(tuple(groups))
-            values = {feature: float(feature.of(workload)) for feature in self._other}
+            values = [float(feature.of(workload)) for feature in self._other]
             remember(self._other_values, key, values)
         return values
 
-    def _group_values(self, group: Spans) -> tuple[float, ...]:
-        """Summands of a group of sequences, by summed feature."""
-        key = group.batch, group.q_len, group.kv_len, group.logits
+    def _group_values(self, group: Spans) -> list[float]:
+        """Summands of a group of sequences, by summed feature; chunks of prompts recur, mean contexts do not."""
+        kv_len: Any = group.kv_len
+        if not kv_len.is_integer():
+            return [amount(group) for amount in self._group_amounts]
+        key = group.batch, group.q_len, kv_len, group.logits
         values = self._by_group.get(key)
         if values is None:
-            values = tuple([amount(group) for amount in self._group_amounts])
+            values = [amount(group) for amount in self._group_amounts]
             remember(self._by_group, key, values)
         return values
 

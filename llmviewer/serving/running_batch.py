@@ -45,6 +45,7 @@ class RunningBatch:
         self._next_end: float = inf
         self._start_sum = self._prompt_sum = self._kv_prompt_sum = 0  # of all sequences
         self._arrays: tuple[Tokens, Tokens, Tokens] | None = None
+        self._is_even = requests.progress.ends is None  # each pass is a token
 
     @property
     def num_running(self) -> int:
@@ -80,6 +81,8 @@ class RunningBatch:
 
     def max_kv_bytes(self, steps: int = 0) -> float:
         """Upper limit of kv_bytes(), without a look at each sequence. [B]"""
+        if not self.decoding:
+            return 0.0
         return self._blocks.max_bytes(len(self.decoding), self._kv_prompt_sum + self._generated_sum(steps))
 
     def mean_context(self, steps: int = 0) -> float:
@@ -104,7 +107,7 @@ class RunningBatch:
         last_s  duration of the last of the steps [s]
         rest_s  duration of all but the first [s]
         """
-        new_tokens = self._generated_sum(steps) - self._generated_sum(0)
+        new_tokens = self._new_tokens(steps)
         for request in self._joined:
             self._requests.record_gap(request, max(now_s - rest_s - self._requests.last_token_s[request], last_s))
         self._joined.clear()
@@ -154,8 +157,14 @@ class RunningBatch:
         ids, starts, _ = self._members
         return self._requests.progress.written(ids, self.steps + steps - starts)
 
+    def _new_tokens(self, steps: int) -> int:
+        """Output tokens of `steps` more decode steps."""
+        if self._is_even:
+            return len(self.decoding) * steps
+        return self._generated_sum(steps) - self._generated_sum(0)
+
     def _generated_sum(self, steps: int) -> int:
-        if self._requests.progress.ends is None:  # each pass is a token
+        if self._is_even:
             return len(self.decoding) * (self.steps + steps) - self._start_sum
         return int(self._generated(steps).sum()) if self.decoding else 0
 

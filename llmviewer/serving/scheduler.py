@@ -99,6 +99,8 @@ class Scheduler:
         self.swapped: dict[int, float] = {}
         self._moved_bytes = [0.0, 0.0]  # to and from the host since the last step
         self.blocked_by, self.just_preempted, self.steps_since_prefill = "", False, 0
+        self._departures = 0  # events that leave memory or a place in a batch to others
+        self._blocked = -1, -1, ""  # those before a request last had no room, the request, and `blocked_by`
         self.num_running = self.num_finished = self.num_steps = 0
 
     @property
@@ -119,9 +121,17 @@ class Scheduler:
             self.order.update(now_s, self.num_steps)
         if not self.waiting or (self.policy.drains and self.num_running):
             return
-        used_bytes = [self.used_bytes(rank) for rank in self.ranks]
+        departures, blocked_request, blocked_by = self._blocked
+        if departures == self._departures and isinstance(self.waiting, deque) and self.waiting[0] == blocked_request:
+            self.blocked_by = blocked_by  # as before: running sequences have only grown
+            return
+        # Upper limits of the used memory, which take less time, for as long as they leave room.
+        is_exact = self.caches.named or self.order is not None
+        used_bytes = [self.used_bytes(rank) if is_exact else self.max_used_bytes(rank) for rank in self.ranks]
         while self.waiting:
             request = self.waiting[0] if isinstance(self.waiting, deque) else self.waiting.first()
+            if not is_exact and self.requests.generated[request]:
+                is_exact, used_bytes = True, [self.used_bytes(rank) for rank in self.ranks]
             blocks, request_bytes = self.prompt_blocks(request), self.admission_bytes(request)
             new_bytes = [
                 request_bytes - (rank.paused.get(request) or rank.prefix_cache.held_bytes(blocks))
@@ -134,10 +144,14 @@ class Scheduler:
             below_limit = [i for i in ranks if running[i] < self.max_batch]
             fitting = [i for i in below_limit if self._fits(request, used_bytes[i] + new_bytes[i], running[i])]
             if not fitting:
+                if below_limit and not is_exact:
+                    is_exact, used_bytes = True, [self.used_bytes(rank) for rank in self.ranks]
+                    continue
                 if isinstance(self.order, PreemptiveQueue) and self._make_room(self.order, request, ranks, now_s):
                     used_bytes = [self.used_bytes(rank) for rank in self.ranks]
                     continue
                 self.blocked_by = "full_s" if below_limit else "crowded_s"
+                self._blocked = self._departures, request, self.blocked_by
                 return
             emptiest = min(fitting, key=running.__getitem__)
             used_bytes[emptiest] += new_bytes[emptiest]
@@ -177,6 +191,8 @@ class Scheduler:
 
     def prefill_chunks(self, batch: RunningBatch) -> Chunks:
         """Prefill chunks of the next step, within the token budget; a whole prompt may exceed it if it is alone."""
+        if not batch.prefilling:
+            return ()
         decode_tokens = len(batch.decoding) * self.steps.width if self.policy.shares else 0
         budget = self.policy.budget - decode_tokens
         chunks: list[tuple[int, int]] = []
@@ -204,6 +220,7 @@ class Scheduler:
         """Adds requests whose prefill is complete to a decode batch."""
         for request in ids:
             batch.join(request)
+            self._departures += 1  # of the memory reserved for its prefill, which may be a block more
         self.finish_sequences(batch, now_s)
 
     def finish_sequences(self, batch: RunningBatch, now_s: float) -> None:
@@ -216,6 +233,7 @@ class Scheduler:
         """Finishes requests that a batch ran."""
         self.num_running -= len(ids)
         self.num_finished += len(ids)
+        self._departures += len(ids)
         self.requests.finish(ids, now_s)
         self.release_prompts(self.ranks[batch.rank], ids)
 
@@ -232,10 +250,12 @@ class Scheduler:
             running += [(i, batch.rank, 0.0) for i in batch.prefilling]
             batch.prefilling, batch.reserved_bytes = {}, 0.0
         self.num_running = 0
+        self._departures += 1
         return running
 
     def drop_paused(self) -> None:
         """Drops the KV caches of requests that wait with one."""
+        self._departures += 1
         self.swapped.clear()
         for rank in self.ranks:
             rank.paused, rank.paused_bytes = {}, 0.0
@@ -358,6 +378,7 @@ class Scheduler:
             self.order.paused(request, now_s)
         self.waiting.appendleft(request)
         self.num_running -= 1
+        self._departures += 1
         self.just_preempted = True
 
     def overflowing_rank(self, steps: int) -> Rank | None:
@@ -372,7 +393,10 @@ class Scheduler:
 
     def max_used_bytes(self, rank: Rank, steps: int = 0) -> float:
         """Upper limit of used_bytes(), without a look at each sequence. [B]"""
-        return sum([batch.reserved_bytes + batch.max_kv_bytes(steps) for batch in rank.batches]) + rank.paused_bytes
+        total_bytes = 0.0
+        for batch in rank.batches:
+            total_bytes += batch.reserved_bytes + batch.max_kv_bytes(steps)
+        return total_bytes + rank.paused_bytes
 
     def used_bytes(self, rank: Rank, steps: int = 0) -> float:
         """KV memory that running sequences of a rank use, after `steps` more decode steps. [B]"""

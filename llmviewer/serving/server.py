@@ -40,7 +40,7 @@ def serve(
     block      tokens per KV block
     prefilled  requests arrive with their KV cache and first token, from a prefill pool
     frontend   what lies between clients and steps
-    progress   called after each step with the number of finished requests
+    progress   called with the number of finished requests, when it has grown
 
     Raises InputError if a request does not fit the KV memory alone.
     """
@@ -116,15 +116,17 @@ class ReplicaServer:
         return self.arrivals.count - len(self.scheduler.waiting) - self.scheduler.num_running
 
     def run(self, progress: Callable[[int], object]) -> Served:
-        requests, scheduler = self.requests, self.scheduler
-        while self.arrivals.count < len(requests) or scheduler.waiting or scheduler.num_running:
+        requests, scheduler, count, reported = self.requests, self.scheduler, len(self.requests), 0
+        while self.arrivals.count < count or scheduler.waiting or scheduler.num_running:
             self._queue_arrivals()
             if not (scheduler.waiting or scheduler.num_running):
                 self.clock_s = self.arrivals.next_ready_s
                 continue
             scheduler.admit_waiting(self.clock_s)
             self._step()
-            progress(self._finished)
+            if scheduler.num_finished > reported:
+                reported = scheduler.num_finished
+                progress(reported)
         return served(requests, self.usage())
 
     @property
@@ -283,7 +285,10 @@ class ReplicaServer:
             self.totals["paused_s"] += time_s * scheduler.num_paused
         if scheduler.blocked_by:
             self.totals[scheduler.blocked_by] += time_s
-        if sum([scheduler.max_used_bytes(rank) for rank in scheduler.ranks]) > self.peak_bytes:
+        most_bytes = 0.0
+        for rank in scheduler.ranks:
+            most_bytes += scheduler.max_used_bytes(rank)
+        if most_bytes > self.peak_bytes:
             self.peak_bytes = max(self.peak_bytes, sum([scheduler.used_bytes(rank) for rank in scheduler.ranks]))
 
     def _run_prefills(self, chunks: Sequence[Chunks]) -> None:
@@ -292,12 +297,12 @@ class ReplicaServer:
             bool(batch.decoding) and (self.policy.mixes or not batch_chunks)
             for batch, batch_chunks in zip(self.batches, chunks, strict=True)
         ]
-        if any(decodes) and (rank := self.scheduler.overflowing_rank(1)):
+        if True in decodes and (rank := self.scheduler.overflowing_rank(1)):
             self.scheduler.free_memory(rank, self.clock_s)
             return
         work = list(zip(self.batches, chunks, decodes, strict=True))
         step_s = max(self.steps.step_s([self._groups(*each) for each in work]), self.scheduler.take_swap_s())
-        self._advance_clock(step_s, "mixed_s" if any(decodes) else "reading_s")
+        self._advance_clock(step_s, "mixed_s" if True in decodes else "reading_s")
         self.scheduler.steps_since_prefill, self.unpolled = 0, self.policy.poll
         for batch, batch_chunks, batch_decodes in work:
             if batch_decodes:
@@ -319,8 +324,8 @@ class ReplicaServer:
         requests, complete = self.requests, []
         for request, size in chunks:
             self.totals["reread" if requests.preemptions[request] else "read"] += size
-            batch.prefilling[request] += size
-            if batch.prefilling[request] == requests.num_tokens(request):
+            computed = batch.prefilling[request] = batch.prefilling[request] + size
+            if computed == requests.num_tokens(request):
                 complete.append(request)
         for request in complete:
             batch.reserved_bytes -= self.scheduler.admission_bytes(request)
@@ -339,10 +344,9 @@ class ReplicaServer:
         if not steps and (rank := scheduler.overflowing_rank(1)):
             scheduler.free_memory(rank, self.clock_s)
             return
-        first_s, last_s = (
-            self.steps.decoding_s([self._decode_group(batch, completed_steps) for batch in self.batches])
-            for completed_steps in (0, steps - 1)
-        )
+        first_s = last_s = self.steps.decoding_s([self._decode_group(batch, 0) for batch in self.batches])
+        if steps > 1:
+            last_s = self.steps.decoding_s([self._decode_group(batch, steps - 1) for batch in self.batches])
         slope_s = (last_s - first_s) / max(steps - 1, 1)
         sees_arrivals = not self.policy.drains and (scheduler.order is not None or not scheduler.waiting)
         if (self.arrivals.routed or sees_arrivals) and self.arrivals.horizon_s < inf:

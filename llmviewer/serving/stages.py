@@ -140,6 +140,8 @@ class Stage:
 
     def time_s(self, ranks: Sequence[Groups], *, decodes: bool = False) -> float:
         """Time of a step in which ranks have different groups, or none; decode steps are interpolated. [s]"""
+        if len(ranks) == 1 and self._follows_launches:
+            return self._own.time_s(ranks[0], decodes=decodes)
         busy = [groups for groups in ranks if groups]
         tokens = [float(_token_count(groups)) for groups in busy] if self.shared or self.sent else []
         microbatches = int(self._halves(max(tokens))) if self.sent else 1
@@ -157,6 +159,11 @@ class Stage:
         decode = [bool(np.all(np.equal(group.logits, self.width))) for group in groups]
         prefilling, decoding = (tuple(compress(groups, chosen)) for chosen in ([not one for one in decode], decode))
         return prefilling, decoding
+
+    @cached_property
+    def _follows_launches(self) -> bool:
+        """Whether a step of one rank takes just as long as its launches."""
+        return not (self.shared or self.sent or self.drafts) and self.host is IDLE
 
     @property
     def _parts(self) -> list[BoundTimes]:

@@ -147,7 +147,8 @@ class ExpectedStepTimes(BoundTimes):
     def _single_attention(self, group: Spans) -> Num:
         """Attention of a group of one step. Chunks of prompts recur, contexts of decoding sequences do not. [s]"""
         if self._decodes(group):
-            return self._attention(group)
+            bound = self._attention_apart.decode.time_s((group,)) if group.batch > 0 else 0.0
+            return bound * self._decode_attention_ratio(group.batch, group.kv_len)
         key = group.batch, group.q_len, group.kv_len, group.logits
         if key not in self._prefill_attention:
             remember(self._prefill_attention, key, self._attention(group))

@@ -183,8 +183,8 @@ class Steps:
 
     def _round(self, batches: Sequence[Groups], *, decodes: bool) -> float:
         """Time between two steps of several micro-batches: all stages of the longest, or the slowest of each. [s]"""
-        if len(batches) == 1:
-            return sum([stage.time_s(batches, decodes=decodes) for stage in self._stages])
+        if len(batches) == len(self._stages) == 1:
+            return self._stages[0].time_s(batches, decodes=decodes)
         micro_batches = [
             micro_batch for i in range(self.micro_batches) if any(micro_batch := batches[i :: self.micro_batches])
         ]

@@ -73,7 +73,12 @@ def title(result: Simulation) -> str:
     """The model, its devices and the number of requests, and of sessions or tasks."""
     traffic, kind = result.traffic, _kind(result.traffic)
     tasks = f" of {counted(traffic.task_count, kind)}" if kind else ""
-    return f"{result.setting.model.title} on {devices(result)}: {counted(len(traffic), 'request')}{tasks}"
+    models = f"{result.setting.model.title} on {devices(result)}"
+    if result.models:
+        models = ", ".join(
+            f"{name} ({one.setting.model.title}) on {devices(one)}" for name, one in result.models.items()
+        )
+    return f"{models}: {counted(len(traffic), 'request')}{tasks}"
 
 
 def _kind(traffic: Traffic) -> str:
@@ -242,7 +247,7 @@ def tables(result: Simulation) -> list[Table]:
     """Latencies of requests, expected and at the bound, and throughput."""
     bound = _times(result, "Latency at the bound", about=True)
     expected = [_times(result.expected, "Latency, expected", about=False)] if result.expected else []
-    return [*expected, bound, *_tasks(result), _service(result), *_tenants(result.likely)]
+    return [*expected, bound, *_tasks(result), *_models(result), _service(result), *_tenants(result.likely)]
 
 
 def _tasks(result: Simulation) -> Iterator[Table]:
@@ -261,6 +266,27 @@ def _tasks(result: Simulation) -> Iterator[Table]:
         yield Table(
             title=f"{kind.capitalize()}s{basis}", about=about, head=(f"per {kind}", *_SUMMARY),
             words=(f"per {kind}",), body=tuple(body),
+        )  # fmt: skip
+
+
+def _models(result: Simulation) -> Iterator[Table]:
+    """Calls, load and cost of each model of tasks, expected and at the bound."""
+    for run, basis in ((result.expected, ", expected"), (result, " at the bound")):
+        if not run or not run.models:
+            continue
+        body = []
+        for one in run.by_model():
+            ttft, latency = (one["times"][key]["mean"] for key in ("ttft_s", "latency_s"))
+            body.append((
+                Item(text=one["name"]), _share(one["tasks"]), number_item(one["calls_per_task"]),
+                _optional_time(ttft), _optional_time(latency), _share(one["utilization"]),
+                number_item(one["usd_per_task"]), number_item(one["token_usd_per_task"]),
+            ))  # fmt: skip
+        yield Table(
+            title=f"Models{basis}",
+            about="USD per task: of its devices, idle or busy; by tokens: at the prices of the file.",
+            head=("model", "of tasks", "calls per task", "mean TTFT", "mean E2E", "busy", "USD per task", "by tokens"),
+            words=("model",), body=tuple(body),
         )  # fmt: skip
 
 

@@ -74,7 +74,7 @@ def test_tokens_of_a_step_are_those_of_the_closed_form(alpha, gamma):
 
 def test_outputs_end_at_the_requested_length_and_grow_in_every_pass():
     gen = np.array([1, 2, 3, 50, 500])
-    drawn = Progress.drawn(gen, parse_technique(DRAFT).acceptance_probabilities, np.random.default_rng(1))
+    drawn = Progress.drawn(gen, [parse_technique(DRAFT).acceptance_probabilities], np.random.default_rng(1))
     for request, count in enumerate(gen):
         passes = np.arange(drawn.passes[request] + 1)
         written = drawn.written(np.full(len(passes), request), passes)
@@ -88,7 +88,7 @@ def test_outputs_end_at_the_requested_length_and_grow_in_every_pass():
 @pytest.mark.parametrize("leaves", [(1.0,), (1.0, 0.7, 0.49, 0.343), (1.0, 0.0), (1.0, 1.0, 1.0)])
 @pytest.mark.parametrize("tokens", [0, 1, 2, 7, 40, 1000])
 def test_passes_of_an_answer_by_brute_force(leaves, tokens):
-    drawn = Progress.drawn(np.full(2000, tokens + 1), leaves, np.random.default_rng(5))
+    drawn = Progress.drawn(np.full(2000, tokens + 1), [leaves], np.random.default_rng(5))
     assert mean_passes(tokens, leaves) == pytest.approx(np.mean(drawn.passes) - 1, rel=0.02, abs=1e-9)
 
 

@@ -15,8 +15,10 @@ from llmviewer.errors import InputError
 from llmviewer.serving.calls import CallLimits
 from llmviewer.serving.task_files import parse_task, read_task
 
+from .cases import for_each
 from .test_sessions import check_arrivals, check_tokens
 
+DOCS = Path(__file__).parents[1] / "docs"
 MODEL, DEVICE = "llama-3.2-1b", "h100-sxm"
 RESEARCH = """
 name: research
@@ -27,6 +29,13 @@ calls:
   check: {after: search, probability: 0.4, prompt: 300, gen: 40}
   loop: {continues: check, after: search, wait: 100 ms, prompt: 200, gen: 50, repeat: 0.7, at_most: 5}
   answer: {continues: loop, prompt: 50, gen: 120}
+"""
+
+
+MODELS = """
+models:
+  large: {price: {input: 24.7, output: 24.7}}
+  small: {model: llama-3.2-1b, hardware: l4, price: {input: 0.24, output: 0.24}}
 """
 
 
@@ -165,12 +174,19 @@ def test_report_and_document_have_tasks(task_file, capsys):
 
 
 def test_the_file_in_the_documentation_is_read(task_file):
-    document = (Path(__file__).parents[1] / "docs/serving.md").read_text(encoding="utf-8")
+    document = (DOCS / "serving.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"```yaml\n(name: research.*?)```", document, re.DOTALL)
     task = read_task(task_file(text))
     assert [call.name for call in task.calls] == ["plan", "search", "check", "loop", "answer"]
     assert (task.name, task.system_tokens) == ("research", 1500)
     assert [call.after for call in task.calls] == [(), ("plan",), ("search",), ("search", "check"), ("loop",)]
+
+
+@for_each("path", sorted(DOCS.glob("tasks/*.yaml")))
+def test_examples_in_the_documentation_are_simulated(path):
+    run = simulate(MODEL, DEVICE, tasks=path, rate=1, requests=40, bound=True)
+    assert np.all(run.finished)
+    assert f"tasks/{path.name}" in (DOCS / "serving.md").read_text(encoding="utf-8")
 
 
 def test_a_data_set_gives_outputs_of_its_own_lengths(task_file):
@@ -186,6 +202,118 @@ def test_more_tasks_at_once_take_longer_each_and_finish_more(task_file):
     for less, more in pairwise(runs):
         assert np.mean(less.tasks.serving_s) < np.mean(more.tasks.serving_s)
         assert less.tasks_per_s < more.tasks_per_s
+
+
+def test_models_of_a_task_serve_as_each_does_alone(task_file, tmp_path):
+    """The calls of each model take the times of a simulation of this model with requests that come when they do."""
+    text = f"""{MODELS}
+calls:
+  hard: {{probability: 0.4, prompt: "uniform:50-900", gen: "uniform:1-90"}}
+  easy: {{model: small, unless: hard, prompt: "uniform:50-900", gen: "uniform:1-90"}}
+"""
+    both = simulate("llama-3.1-8b", DEVICE, tasks=task_file(text), rate=25, requests=150)
+    assert both.traffic.models.tolist() != sorted(both.traffic.models.tolist())
+    check_tokens(both)
+    for name, model, device in (("large", "llama-3.1-8b", DEVICE), ("small", MODEL, "l4")):
+        for run, expected in ((both.models[name], False), (both.expected.models[name], True)):
+            trace = tmp_path / "trace.csv"
+            columns = (run.traffic.arrival_s, run.traffic.prompt, run.traffic.gen)
+            rows = ["timestamp,prompt,gen", *map("{0!r},{1},{2}".format, *(each.tolist() for each in columns))]
+            trace.write_text("\n".join(rows))
+            alone = simulate(model, device, arrivals=trace)
+            alone = alone.expected if expected else alone
+            offset_s = run.traffic.arrival_s[0]
+            assert alone.finish_s + offset_s == pytest.approx(run.finish_s, abs=1e-4)  # traces round to microseconds
+            assert alone.usage.busy_s == pytest.approx(run.usage.busy_s, abs=1e-4)
+    assert sum(one.usage.busy_s for one in both.models.values()) == pytest.approx(both.usage.busy_s)
+
+
+def test_a_cascade_takes_the_expected_time_and_cost_of_its_calls_at_low_load(task_file):
+    """Mean time of a task: that of a small answer and, by the share that escalates, of a large one. FrugalGPT's cost,
+    the sum over models of the share of tasks that reach each and its price (arXiv:2305.05176, section 3).
+    """
+    text = f"""{MODELS}
+calls:
+  ask: {{model: small, prompt: 300, gen: 60}}
+  escalate: {{after: ask, probability: 0.27, prompt: 400, gen: 80}}
+"""
+    run = simulate("llama-3.1-8b", DEVICE, tasks=task_file(text), rate=1e-4, requests=1000)
+    share = len(run.models["large"].traffic) / run.traffic.task_count
+    assert share == pytest.approx(0.27, abs=0.03)
+    for each in (run, run.expected):
+        small, large = (one.latency_s for one in (each.models["small"], each.models["large"]))
+        assert np.mean(each.tasks.serving_s) == pytest.approx(small[0] + share * large[0], rel=1e-3)
+    assert run.token_usd / run.traffic.task_count == pytest.approx((360 * 0.24 + share * 480 * 24.7) / 1e6)
+    alone = simulate(MODEL, "l4", rate=0.01, requests=1, prompt_lengths=300, gen_lengths=60)
+    assert alone.expected.latency_s[0] == pytest.approx(run.expected.models["small"].latency_s[0], rel=1e-6)
+
+
+def test_a_router_saves_what_routellm_publishes(task_file):
+    """Cost at 95 % of the quality of the large model, by its share of the calls: 13.40 % of GPT-4 with RouteLLM's best
+    router for MT Bench, 49.03 % at random (arXiv:2406.18665, table 1), at 24.7 and 0.24 USD per million tokens.
+    Published: 85 % less than GPT-4 alone (github.com/lm-sys/RouteLLM), and 3.66 times less than at random.
+    """
+    cost = {}
+    for share in (0.1340, 0.4903, 1):
+        text = f"""{MODELS}
+calls:
+  strong: {{probability: {share}, prompt: 100, gen: "uniform:100-300"}}
+  weak: {{model: small, unless: strong, prompt: 100, gen: "uniform:100-300"}}
+"""
+        traffic = drawn(task_file(text), requests=20_000)
+        in_calls = [np.count_nonzero(traffic.models == number) for number in (0, 1)]
+        assert traffic.task_count == len(traffic) == sum(in_calls)
+        tokens = [np.sum((traffic.prompt + traffic.gen)[traffic.models == number]) for number in (0, 1)]
+        cost[share] = (24.7 * tokens[0] + 0.24 * tokens[1]) / traffic.task_count
+    assert 1 - cost[0.1340] / cost[1] == pytest.approx(0.85, abs=0.015)
+    assert cost[0.4903] / cost[0.1340] == pytest.approx(3.66, rel=0.06)
+
+
+def test_a_conversation_is_cached_only_by_models_that_served_it(task_file):
+    text = f"""{MODELS}
+system_prompt: 640
+calls:
+  first: {{prompt: 100, gen: 61}}
+  other: {{model: small, continues: first, prompt: 40, gen: 20}}
+  back: {{continues: other, prompt: 30, gen: 5}}
+  never: {{model: small, if: first, probability: 0, prompt: 9, gen: 9}}
+"""
+    run = simulate("llama-3.1-8b", DEVICE, tasks=task_file(text), rate=0.1, requests=6, bound=True)
+    assert run.traffic.prompt.tolist()[:3] == [740, 841, 891]
+    assert run.cached.tolist() == [
+        0,
+        0,
+        800,
+        640,
+        640,
+        800,
+    ]  # blocks of 16: the system prompt, 740 + 61 - 1 tokens
+    assert run.traffic.cached.tolist() == [0, 0, 800, 640, 640, 800]
+
+
+def test_models_are_reported_and_what_they_exclude_is_one_line(task_file, capsys):
+    text = f"{MODELS}calls: {{a: {{prompt: 90, gen: 9}}, b: {{model: small, after: a, prompt: 9, gen: 9}}}}"
+    asked = ["simulate", "llama-3.1-8b", DEVICE, "--rate", "2", "--requests", "40", "--tasks", str(task_file(text))]
+    assert main(asked) == 0
+    report = " ".join(capsys.readouterr().out.split())
+    assert "large (Llama 3.1 8B) on h100-sxm, small (Llama 3.2 1B) on l4: 40 requests of 20 tasks" in report
+    assert "Models, expected" in report
+    assert main([*asked, "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    large, small = document["expected"]["models"]
+    assert (large["model"], small["hardware"], document["devices"]) == ("llama-3.1-8b", "l4", 2)
+    assert large["usd_per_task"] + small["usd_per_task"] == pytest.approx(document["expected"]["tasks"]["usd"])
+    for extra, message in (
+        (["--mtbf", "60"], "mtbf and autoscale must be left out with tasks of several models"),
+        (["--policy", "static"], "policy must not be static with tasks of several models"),
+    ):
+        assert main([*asked, *extra]) == 2
+        assert message in capsys.readouterr().err
+    rare = (
+        f"{MODELS}calls: {{a: {{prompt: 9, gen: 9}}, b: {{model: small, after: a, probability: 0, prompt: 9, gen: 9}}}}"
+    )
+    with pytest.raises(InputError, match="requests must be more: of 5 calls, small serves none"):
+        simulate("llama-3.1-8b", DEVICE, tasks=task_file(rare), rate=2, requests=5, bound=True)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +335,14 @@ def test_more_tasks_at_once_take_longer_each_and_finish_more(task_file):
         ("calls: {a: {prompt: 1, gen: 1, repeat: 0.5, at_most: 2000}}", "calls.a.at_most: must be at most 1000"),
         ("calls: {a: {prompt: 1, gen: 1, repeat: 1.5, at_most: 2}}", "a.repeat: must be a probability from 0 to 1"),
         ("calls: {a: {prompt: 1, gen: 1, probability: 0.5}}", "calls: must have a call without after"),
-        ("calls: {a: {prompt: 1, gen: 1, model: x}}", "calls.a.model: unknown key"),
+        ("calls: {a: {prompt: 1, gen: 1, color: x}}", "calls.a.color: unknown key"),
+        ("calls: {a: {prompt: 1, gen: 1, model: x}}", "calls.a.model: must be a name under models, but models is"),
+        ("calls: {a: {prompt: 1, gen: 1, if: b}}", "calls.a.if: must name calls before it, but this is the first"),
+        ("models: {a: {}, b: {}}\ncalls: {c: {prompt: 1, gen: 1}}", "models: must have one entry without model"),
+        ("models: {a: {}}\ncalls: {c: {prompt: 1, gen: 1}}", "models: must have 2 to 20 models; got 1"),
+        ("models: {a: {quant: fp8}, b: {model: c}}\ncalls: {c: {prompt: 1, gen: 1}}", "a.quant: must be left out wit"),
+        ("models: {a: {}, b: {model: c}}\ncalls: {c: {prompt: 1, gen: 1}}", "models: b must serve a call"),
+        (f"{MODELS}calls: {{c: {{prompt: 1, gen: 1, model: x}}}}", "under models, one of large, small; got 'x'"),
         ("calls: {1: {prompt: 1, gen: 1}}", "calls: names must be text; got 1"),
         ("calls: {a: 3}", "calls.a: must be a mapping; got 3"),
         ("calls: [", "is not YAML"),

@@ -39,36 +39,44 @@ class Conversations:
         self.parents: list[tuple[int, ...]] = []
         self.prompt: list[int] = []
         self.gen: list[int] = []
-        self.shared: list[int] = []  # tokens of each prompt that an earlier call computed
+        self.models: list[int] = []  # model that serves each call
+        self.continues: list[int | None] = []
+        self.shared: list[int] = []  # tokens of each prompt that an earlier call of its model computed
         self.names: list[tuple[int, ...]] = []
         self.ends: list[tuple[int, ...]] = []
         self._count_names = self._total_names = 0
         self._system = self._blocks(0, system_tokens)
         self._system_tokens = system_tokens
+        self._begun: set[int] = set()  # models that served a call
 
     def __len__(self) -> int:
         return len(self.prompt)
 
     def add(
         self, task: int, *, new: int, gen: int, delay_s: float = 0.0,
-        parents: tuple[int, ...] = (), continues: int | None = None,
+        parents: tuple[int, ...] = (), continues: int | None = None, model: int = 0,
     ) -> int:  # fmt: skip
         """Adds a call, and returns its index.
 
         new        tokens of the prompt besides the conversation or system prompt that it begins with
         parents    calls whose answers it waits for
         continues  call whose prompt and answer it begins with; None: the system prompt
+        model      number of the model that serves it
         """
         if continues is None:
             begin, names, ends = self._system_tokens, *self._system
-            shared = begin if len(self) else 0
         else:
             begin, names, ends = (
                 self.prompt[continues] + self.gen[continues],
                 self.names[continues],
                 self.ends[continues],
             )
-            shared = ends[-1]
+        computed = continues  # the last call of the conversation that this model served
+        while computed is not None and self.models[computed] != model:
+            computed = self.continues[computed]
+        shared = self._system_tokens if model in self._begun else 0
+        shared = shared if computed is None else self.ends[computed][-1]
+        self._begun.add(model)
         prompt = begin + new
         if prompt + gen > MAX_TOKENS:
             raise InputError(f"a {self.kind} grows to {prompt + gen} tokens; they must be at most {MAX_TOKENS}")
@@ -86,15 +94,18 @@ class Conversations:
         self.parents.append(parents)
         self.prompt.append(prompt)
         self.gen.append(gen)
+        self.models.append(model)
+        self.continues.append(continues)
         self.shared.append(min(shared, prompt - 1))
         self.names.append(names)
         self.ends.append(ends)
         return len(self) - 1
 
-    def traffic(self, starts_s: Times, in_flight: int | None = None) -> Traffic:
+    def traffic(self, starts_s: Times, in_flight: int | None = None, *, has_models: bool = False) -> Traffic:
         """The requests; `in_flight` sessions or tasks at once in a closed loop.
 
-        starts_s  arrivals of the sessions or tasks
+        starts_s    arrivals of the sessions or tasks
+        has_models  whether several models serve them
         """
         has_parents = np.array(list(map(len, self.parents))) > 0
         return Traffic(
@@ -103,7 +114,7 @@ class Conversations:
             calls=Calls(
                 kind=self.kind, task=np.array(self.task), parents=tuple(self.parents), delay_s=np.array(self.delay_s)
             ),
-            in_flight=in_flight,
+            in_flight=in_flight, models=np.array(self.models) if has_models else None,
         )  # fmt: skip
 
     def _blocks(self, begin: int, end: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import accumulate, count
 from math import ceil, inf
 from typing import Final
 
@@ -20,7 +21,7 @@ from .kv_cache import Caches
 from .metrics import Served, Usage
 from .policy import Policy
 from .request_states import RequestStates
-from .routers import RequestRouter
+from .routers import ByModel, RequestRouter
 from .server import ReplicaServer, served
 from .steps import Steps
 from .traffic import Traffic
@@ -54,31 +55,72 @@ class FleetLog:
     serving: tuple[tuple[float, int], ...]
 
 
+@frozen(kw_only=True)
+class ServerGroup:
+    """Equal servers of a model; the other fields as for serve()."""
+
+    steps: Steps
+    servers: int
+    policy: Policy
+    max_batch: int
+    block: int
+
+
+@frozen(kw_only=True)
+class ServedFleet:
+    """Results of all requests, the time and work of the servers of each group, and the changes of the fleet."""
+
+    served: Served
+    usages: tuple[Usage, ...]
+    log: FleetLog | None
+
+
 def serve_fleet(
-    steps: Steps, traffic: Traffic, router: type[RequestRouter], servers: int, *, policy: Policy, max_batch: int,
-    block: int, frontend: Frontend = DIRECT, rules: FleetRules | None = None,
-    progress: Callable[[int], object] = lambda finished: None,
-) -> tuple[Served, FleetLog | None]:  # fmt: skip
-    """Simulates servers behind a router until all requests are finished, and what changed if there are `rules`; the
-    others as for serve().
+    groups: Sequence[ServerGroup], traffic: Traffic, router: type[RequestRouter], *, frontend: Frontend = DIRECT,
+    rules: FleetRules | None = None, progress: Callable[[int], object] = lambda finished: None,
+) -> ServedFleet:  # fmt: skip
+    """Simulates servers behind a router until all requests are finished, and what changed if there are `rules`.
+
+    groups  servers of each model of the traffic; with rules one
 
     A request is routed when no clock of a server is before its arrival.
 
     Raises InputError if all requests fail.
     """
     requests = RequestStates(traffic, np.zeros(len(traffic), dtype=np.int64), frontend)
-    caches = Caches.of(steps, traffic, policy, block)
-
-    def new_server() -> ReplicaServer:
-        return ReplicaServer(
-            steps, traffic, policy, max_batch=max_batch, requests=requests, caches=caches, arrivals=Inbox()
+    places = _places(groups)
+    group_caches = [
+        Caches.of(
+            group.steps, traffic, group.policy, group.block,
+            None if traffic.models is None else np.flatnonzero(traffic.models == number),
         )
+        for number, group in enumerate(groups)
+    ]  # fmt: skip
+    numbers = [number for number, group in enumerate(groups) for _ in range(group.servers)]
 
-    fleet = ReplicaFleet(traffic, requests, router, new_server=new_server, replicas=servers, rules=rules)
+    def new_server(index: int) -> ReplicaServer:
+        number = numbers[index]
+        group = groups[number]
+        return ReplicaServer(
+            group.steps, traffic, group.policy, max_batch=group.max_batch, requests=requests,
+            caches=group_caches[number], arrivals=Inbox(),
+        )  # fmt: skip
+
+    routing = router if traffic.models is None else partial(ByModel, router=router, groups=places)
+    fleet = ReplicaFleet(traffic, requests, routing, new_server=new_server, replicas=len(numbers), rules=rules)
     fleet.run(progress)
     if np.all(np.isnan(requests.finish_s)):
         raise InputError(f"mtbf must be long enough for a request to finish; all {len(traffic)} failed")
-    return served(requests, Usage.total([each.usage() for each in fleet.servers()])), fleet.log()
+    usages = [Usage.total([fleet.replicas[index].usage() for index in group]) for group in places]
+    retired = [server.usage() for server in fleet.retired]
+    usages[0] = Usage.total([*retired, usages[0]])
+    return ServedFleet(served=served(requests, Usage.total(usages)), usages=tuple(usages), log=fleet.log())
+
+
+def _places(groups: Sequence[ServerGroup]) -> list[range]:
+    """Indices of the servers of each group."""
+    ends = list(accumulate(group.servers for group in groups))
+    return [range(end - group.servers, end) for end, group in zip(ends, groups, strict=True)]
 
 
 class ReplicaFleet:
@@ -93,22 +135,22 @@ class ReplicaFleet:
         self,
         traffic: Traffic,
         requests: RequestStates,
-        router: type[RequestRouter],
+        router: Callable[[Traffic, Sequence[ReplicaServer]], RequestRouter],
         *,
-        new_server: Callable[[], ReplicaServer],
+        new_server: Callable[[int], ReplicaServer],
         replicas: int,
         rules: FleetRules | None,
     ) -> None:
         """Fleet at its beginning.
 
-        new_server  makes an idle server
+        new_server  makes an idle server for an index
         replicas    number of replicas without autoscaling
         """
         self.traffic, self.requests, self.arrivals, self.rules = traffic, requests, requests.arrivals, rules
         self._new_server = new_server
         scaling = rules.scaling if rules else None
         slots = scaling.most if scaling else replicas
-        self.replicas = [new_server() for _ in range(slots)]
+        self.replicas = [new_server(index) for index in range(slots)]
         self.retired: list[ReplicaServer] = []
         first = range(scaling.least if scaling else replicas)
         self.available = [index in first for index in range(slots)]
@@ -158,10 +200,6 @@ class ReplicaFleet:
                 elif not self.available[index]:
                     self._switch_off_drained(index, replica.clock_s)
                 progress(self.requests.num_finished)
-
-    def servers(self) -> list[ReplicaServer]:
-        """All servers that worked, also those that failed."""
-        return [*self.retired, *self.replicas]
 
     def log(self) -> FleetLog | None:
         """The changes until the last request is finished; None without rules."""
@@ -319,7 +357,7 @@ class ReplicaFleet:
         """Switches a replica off; another may start in its place."""
         self._pay(index, now_s)
         self.retired.append(self.replicas[index])
-        self.replicas[index] = self._new_server()
+        self.replicas[index] = self._new_server(index)
         self.routing.forget(index)
 
     # Autoscaling:

@@ -69,8 +69,12 @@ class Caches:
     traffic: Traffic
 
     @classmethod
-    def of(cls, steps: Steps, traffic: Traffic, policy: Policy, size: int) -> Self:
+    def of(
+        cls, steps: Steps, traffic: Traffic, policy: Policy, size: int, served: npt.NDArray[np.intp] | None = None
+    ) -> Self:
         """Caches in the memory that weights and activations leave.
+
+        served  requests of the traffic that these caches are for; None: all
 
         Raises InputError if the cache of a request does not fit alone.
         """
@@ -78,16 +82,17 @@ class Caches:
         common = (
             np.broadcast_to(steps.shared_prefix_tokens(traffic.prompt), len(traffic)).astype(np.int64) // size * size
         )
-        request_tokens = traffic.prompt + traffic.gen
-        prefill_tokens, longest = policy.most_read(int(np.max(traffic.prompt))), int(np.max(request_tokens))
+        rows = slice(None) if served is None else served
+        request_tokens = (traffic.prompt + traffic.gen)[rows]
+        prefill_tokens, longest = policy.most_read(int(np.max(traffic.prompt[rows]))), int(np.max(request_tokens))
         all_blocks = Blocks.of(
             steps, room_bytes=steps.kv_budget_bytes(prefill_tokens), size=size, longest=longest + steps.draft_tokens
         )
-        shared_bytes = all_blocks.bytes_of_one(int(np.max(common)))
+        shared_bytes = all_blocks.bytes_of_one(int(np.max(common[rows])))
         steps.check_fits(
             longest,
             prefill_tokens,
-            shared_bytes + all_blocks.bytes_of_one(int(np.max(request_tokens - common)) + steps.draft_tokens),
+            shared_bytes + all_blocks.bytes_of_one(int(np.max(request_tokens - common[rows])) + steps.draft_tokens),
         )
         blocks = Blocks(
             room_bytes=all_blocks.room_bytes - shared_bytes, size=size, sequence_bytes=all_blocks.sequence_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, field
 from functools import cached_property
@@ -137,6 +137,9 @@ class Simulation(Rows):
     rules     failures and autoscaling of replicas; None without either. `replicas` is then the most at once
     fleet     what changed by these rules
     reading_utilization  share of the time until the last prefill ends in which a prefill replica is busy
+    models    the requests of each model by its name, if several serve the calls of tasks; `setting` and the other
+              fields of a server are then of the first, `replicas`, `servers` and `usage` of all
+    usd_per_token  price of an input and an output token, of one of these models; None without [USD]
     """
 
     report: ClassVar = "serving"
@@ -168,6 +171,8 @@ class Simulation(Rows):
     reading_utilization: float = 0.0
     rules: FleetRules | None = None
     fleet: FleetLog | None = None
+    models: Mapping[str, Simulation] = field(default_factory=dict, repr=False)
+    usd_per_token: tuple[float, float] | None = None
 
     copies = RenamedField("replicas")
     readers = RenamedField("prefill_replicas")
@@ -265,6 +270,8 @@ class Simulation(Rows):
     @property
     def sides(self) -> tuple[tuple[Setting, int], ...]:
         """Settings, with the number of replicas of each."""
+        if self.models:
+            return tuple(side for one in self.models.values() for side in one.sides)
         others = ((self.reads, self.prefill_replicas),) if self.reads else ()
         return ((self.setting, self.replicas), *others)
 
@@ -309,6 +316,39 @@ class Simulation(Rows):
         """Cost of a session or task, with all devices paid for all the time; nan if unknown. [USD]"""
         return float(np.mean(self.traffic.gen)) * len(self.traffic) / self.traffic.task_count / self.tokens_per_dollar
 
+    def by_model(self) -> Iterator[dict[str, Any]]:
+        """Calls, times, load and cost of each model that serves calls of tasks."""
+        assert self.traffic.models is not None or not self.models
+        for number, (name, one) in enumerate(self.models.items()):
+            traffic, setting = one.traffic, one.setting
+            tasks = np.unique(self.traffic.task[self.traffic.models == number])
+            yield {
+                "name": name, "model": setting.model.name, "hardware": setting.hardware.name,
+                "layout": str(setting.layout), "quant": str(setting.quantization), "replicas": one.replicas,
+                "calls": len(traffic), "calls_per_task": len(traffic) / self.traffic.task_count,
+                "tasks": len(tasks) / self.traffic.task_count,
+                "input_tokens": int(np.sum(traffic.prompt)), "output_tokens": int(np.sum(traffic.gen)),
+                "times": {metric: summary(values) for metric, values in one.metrics.items()},
+                "utilization": one.usage.busy_s / (one.servers * self.span_s), "hit_rate": one.hit_rate,
+                "preemptions": one.preemptions, "limit": one.limit,
+                "usd_per_task": self._usd_per_task(one), "token_usd_per_task": one.token_usd / self.traffic.task_count,
+            }  # fmt: skip
+
+    def _usd_per_task(self, one: Simulation) -> float:
+        """Cost per task of the devices of a model, paid for all the time; nan if unknown. [USD]"""
+        tasks_per_s = self.traffic.task_count / self.span_s
+        return 1 / float(per_dollar(tasks_per_s, one._paid_devices, self.years))
+
+    @property
+    def token_usd(self) -> float:
+        """Cost of all requests at prices of tokens; nan without prices of all models. [USD]"""
+        if self.models:
+            return float(sum(one.token_usd for one in self.models.values()))
+        if self.usd_per_token is None:
+            return nan
+        of_input, of_output = self.usd_per_token
+        return float(of_input * np.sum(self.traffic.prompt) + of_output * np.sum(self.traffic.gen))
+
     @cached_property
     def in_system(self) -> tuple[Times, Times]:
         """Moments, and the number of unfinished requests from then on."""
@@ -333,7 +373,10 @@ class Simulation(Rows):
 
     @property
     def limit(self) -> str:
-        """Bottleneck, in words."""
+        """Bottleneck, in words; of several models that of the busiest."""
+        if self.models:
+            name, one = max(self.models.items(), key=lambda item: item[1].usage.busy_s / item[1].servers)
+            return f"{name}: {one.limit}"
         return next(self._limits())
 
     def _limits(self) -> Iterator[str]:
@@ -427,6 +470,7 @@ class Simulation(Rows):
             "hit_rate": self.hit_rate,
             "hit_rate_at_most": self.usage.there_at_most if self._has_cache else None,
             "tasks": self._task_numbers(),
+            "models": list(self.by_model()),
             "fleet": self._fleet_numbers(),
             "tokens_per_joule_at_tdp": self.tokens_per_joule,
             "tokens_per_dollar": self.tokens_per_dollar,
@@ -462,7 +506,7 @@ class Simulation(Rows):
         figures = {name: summary(values) for name, values in self.tasks.metrics.items()}
         return {
             "kind": self.tasks.kind, "count": len(self.tasks), **figures, "per_s": self.tasks_per_s,
-            "usd": self.usd_per_task,
+            "usd": self.usd_per_task, "token_usd": self.token_usd / self.traffic.task_count,
         }  # fmt: skip
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -471,6 +515,8 @@ class Simulation(Rows):
         calls = self.traffic.calls
         if calls:
             columns = {calls.kind: calls.task} | columns
+        if self.traffic.models is not None:
+            columns["model"] = np.array(list(self.models))[self.traffic.models]
         for prefix, run in (("", self), ("expected_", self.expected)):
             if run:
                 columns |= {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Final, Self
 
 import numpy as np
@@ -36,12 +36,21 @@ class Progress:
         return cls(passes=gen, starts=np.zeros(len(gen), dtype=np.int64))
 
     @classmethod
-    def drawn(cls, gen: Tokens, leaves: Sequence[float], generator: np.random.Generator) -> Self:
-        """Independent passes that give at least 1, 2, ... tokens with the probabilities `leaves`."""
-        rising = -np.array(leaves)
+    def drawn(
+        cls,
+        gen: Tokens,
+        leaves: Sequence[Sequence[float]],
+        generator: np.random.Generator,
+        models: Tokens | None = None,
+    ) -> Self:
+        """Independent passes that give at least 1, 2, ... tokens with the probabilities `leaves` of each model.
+
+        models  number of the model of each request; None: the first
+        """
+        rising = [-np.array(each) for each in leaves]
         ends = []
-        for count in gen.tolist():
-            each = np.searchsorted(rising, -generator.random(count - 1), side="left")
+        for count, model in zip(gen.tolist(), repeat(0) if models is None else models.tolist(), strict=False):
+            each = np.searchsorted(rising[model], -generator.random(count - 1), side="left")
             grown = np.concatenate(([0, 1], 1 + np.cumsum(each)))
             ends.append(np.minimum(grown[: np.searchsorted(grown, count) + 1], count))
         sizes = np.array(list(map(len, ends)))

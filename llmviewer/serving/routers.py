@@ -130,6 +130,28 @@ class SessionAffinity(RequestRouter):
         return self._places[task]
 
 
+class ByModel(RequestRouter):
+    """A replica of the model that serves the request, by a router for the replicas of each model."""
+
+    def __init__(
+        self, traffic: Traffic, replicas: Sequence[Replica], *, router: type[RequestRouter],
+        groups: Sequence[Sequence[int]],
+    ) -> None:  # fmt: skip
+        """Router to groups of replicas.
+
+        groups  indices of the replicas of each model
+        """
+        super().__init__(traffic, replicas)
+        assert traffic.models is not None
+        self._models: list[int] = traffic.models.tolist()
+        self._routers = [router(traffic, replicas) for _ in groups]
+        for each, group in zip(self._routers, groups, strict=True):
+            each.candidates = group
+
+    def choose(self, request: int) -> int:
+        return self._routers[self._models[request]].route(request)
+
+
 ROUTERS: Final[Mapping[str, type[RequestRouter]]] = {
     ROUND_ROBIN: RoundRobin,
     "least-loaded": LeastLoaded,

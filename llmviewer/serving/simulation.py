@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from itertools import accumulate
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Unpack
 
 import numpy as np
+import numpy.typing as npt
 
 from .. import arguments
 from ..devices.files import changes_by_device, loaded
@@ -28,10 +29,11 @@ from ..techniques import overrides
 from .calls import drawn_sessions
 from .clients import client_length, find_client
 from .delays import parse_delays
-from .fleet import serve_fleet
+from .fleet import ServerGroup, serve_fleet
 from .fleet_rules import fleet_rules
 from .lengths import Lengths, parse_lengths
 from .metrics import Served, Usage
+from .model_groups import ModelGroup, check_models, other_settings
 from .outcome import DEFAULT_MAX_BATCH, Goals, Simulation
 from .policy import FIRST_COME_FIRST_SERVED, POLICIES, Policy, parse_policy
 from .prefill_pool import prefill, transfer_s
@@ -39,7 +41,7 @@ from .routers import ROUND_ROBIN, ROUTERS
 from .server import serve
 from .steady import steady
 from .steps import Steps
-from .task_files import Task, read_task
+from .task_files import Task, TaskModel, read_task
 from .trace_files import read_traffic
 from .traffic import Times, Traffic, closed_loop, poisson
 
@@ -145,27 +147,20 @@ def simulate(
     """
     arguments.check_numbers(ttft=ttft, tpot=tpot)
     arguments.check_positive(years=years)
-    option_values = arguments.with_defaults(options, ServedOptions)
     prefill_options = {
         "prefill_hardware": prefill_hardware, "prefill_layout": prefill_layout, "kv_transfer": kv_transfer,
         "kv_link": kv_link,
     }  # fmt: skip
     _check_prefill_replicas(prefill_replicas, prefill_options, policy)
-    call_source = _call_source(
-        session_turns, think_time, system_prompt, tasks, prompts=prompt_lengths, gens=gen_lengths
-    )
+    task = tasks if tasks is None or isinstance(tasks, Task) else read_task(Path(str(tasks)))
+    call_source = _call_source(session_turns, think_time, system_prompt, task, prompts=prompt_lengths, gens=gen_lengths)
     prefill_replicas = whole_number("prefill_replicas", prefill_replicas, least=0)
     seed, workers = whole_number("seed", seed, least=0), whole_number("workers", workers)
     if concurrency is not None and prefill_replicas:
         raise InputError("concurrency must be left out with prefill_replicas, whose closed loop is not simulated")
     if client is not None:
-        if concurrency is None:
-            raise InputError(f"client must be left out without concurrency, its number of users; got {client!r}")
-        benchmark = find_client(client)
-        requests = benchmark.count(whole_number("concurrency", concurrency)) if requests is None else requests
-        prompt_lengths, gen_lengths = (
-            client_length(benchmark, value, name, _DEFAULT_LENGTHS[name])
-            for name, value in (("prompt_lengths", prompt_lengths), ("gen_lengths", gen_lengths))
+        requests, (prompt_lengths, gen_lengths) = _of_client(
+            client, concurrency, requests, prompts=prompt_lengths, gens=gen_lengths
         )
     traffic = _with_tenants(
         _traffic(
@@ -185,35 +180,31 @@ def simulate(
     _check_span(traffic, "arrivals" if rate is None else "rate")
     transfer = arguments.enum_member("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
     link = arguments.enum_member("kv_link", kv_link or KvLink.SCALE_OUT, KvLink)
-    if isinstance(model, Setting) or hardware is None:
-        setting = setting_of(model, hardware, **options)
-        device = setting.hardware
-        prefill_setting = replace(setting, hardware=loaded(prefill_hardware or device)).agreed()
-    else:
-        prefill_device = hardware if prefill_hardware is None else prefill_hardware
-        for each in (hardware, prefill_device):
-            arguments.check_types(hardware=each)
-        device = loaded(hardware)
-        decode_changes, prefill_changes = changes_by_device((hardware, prefill_device), option_values["hardware_set"])
-        setting = Setting.of(model, hardware, **options | {"hardware_set": decode_changes})
-        prefill_setting = setting
-        if prefill_replicas:
-            prefill_setting = Setting.of(model, prefill_device, **options | {"hardware_set": prefill_changes})
+    models = task.models if task else ()
+    setting, prefill_setting = _settings(
+        model, hardware, prefill_hardware, options, prefills=prefill_replicas > 0,
+        other_devices=[one.hardware for one in models if one.hardware],
+    )  # fmt: skip
+    device = setting.hardware if hardware is None else loaded(hardware)
     _check_hits(
         setting,
         traffic,
         "sessions or tasks, from which follow the" if call_source else "arrivals, a trace file with the",
     )
     check_server_options(setting.engine, policy, max_batch, int(np.max(traffic.prompt + traffic.gen)))
+    asked_block = block
     parsed_policy, block, engine_max_batch = scheduling_options(setting.engine, policy, block, device, setting.layout)
     default_max_batch = engine_max_batch or max(DEFAULT_MAX_BATCH, traffic.in_flight or 0)
+    changes = mtbf is not None or autoscale is not None
+    check_models(traffic, models, changes=changes, padded=parsed_policy.padded)
     rules = fleet_rules(
         Steps(setting), traffic, parsed_policy, mtbf=mtbf, notice=notice, recovery=recovery, startup=startup,
         autoscale=autoscale, scale_target=scale_target, seed=seed, replicas=replicas, prefill_replicas=prefill_replicas,
     )  # fmt: skip
+    settings = [setting, *other_settings(models, setting, hardware or device, options)]
     run_options: dict[str, Any] = {
         "rules": rules,
-        "traffic": traffic.with_acceptance(Steps(setting).acceptance_probabilities, seed),
+        "traffic": traffic.with_acceptances([Steps(one).acceptance_probabilities for one in settings], seed),
         "replicas": rules.scaling.most if rules and rules.scaling else whole_number("replicas", replicas),
         "router": _router_name(router, prefill_replicas, parsed_policy),
         "block": block, "years": years,
@@ -229,13 +220,60 @@ def simulate(
             prefill_replicas=prefill_replicas, overlapped=transfer is KvTransfer.OVERLAPPED,
             travel_s=transfer_s(prefill_setting, setting, run_options["traffic"], link),
         )  # fmt: skip
+    elif models:
+        groups = [
+            _model_group(model, one, policy, block=asked_block, max_batch=max_batch, traffic=traffic)
+            for model, one in zip(models, settings, strict=True)
+        ]
+        groups[0] = replace(groups[0], replicas=run_options["replicas"])
+        run = partial(_simulate_models, groups, run_options)
     else:
         run = partial(_simulate_colocated, setting, parsed_policy, run_options)
-    unknown = "" if setting.bound else _unknown(setting, *((prefill_setting,) if prefill_replicas else ()))
+    unknown = "" if setting.bound else _unknown(*settings, *((prefill_setting,) if prefill_replicas else ()))
     if setting.bound or unknown:
         return replace(_at_bound(run, len(traffic), 1, progress), unknown=unknown)
     bound, expected = (_both_at_once if workers > 1 else _both)(run, len(traffic), progress)
     return replace(bound, expected=expected)
+
+
+def _of_client(
+    client: str, concurrency: int | None, requests: int | None, *, prompts: int | str | None, gens: int | str | None
+) -> tuple[int, list[int | str]]:
+    """Number of requests, and input and output lengths, of a benchmark's client.
+
+    Raises InputError without a number of clients.
+    """
+    if concurrency is None:
+        raise InputError(f"client must be left out without concurrency, its number of users; got {client!r}")
+    benchmark = find_client(client)
+    lengths = {"prompt_lengths": prompts, "gen_lengths": gens}
+    return benchmark.count(whole_number("concurrency", concurrency)) if requests is None else requests, [
+        client_length(benchmark, value, name, _DEFAULT_LENGTHS[name]) for name, value in lengths.items()
+    ]
+
+
+def _settings(
+    model: str | Model | Setting, hardware: str | Hardware | None, prefill_hardware: str | Hardware | None,
+    options: ServedOptions, *, prefills: bool, other_devices: Sequence[str],
+) -> tuple[Setting, Setting]:  # fmt: skip
+    """A replica, and one for prefills alone.
+
+    prefills       whether there are replicas for prefills alone
+    other_devices  devices of other models, which `hardware_set` may name
+    """
+    if isinstance(model, Setting) or hardware is None:
+        setting = setting_of(model, hardware, **options)
+        return setting, replace(setting, hardware=loaded(prefill_hardware or setting.hardware)).agreed()
+    prefill_device = hardware if prefill_hardware is None else prefill_hardware
+    for each in (hardware, prefill_device):
+        arguments.check_types(hardware=each)
+    changes = changes_by_device(
+        (hardware, prefill_device, *other_devices), arguments.with_defaults(options, ServedOptions)["hardware_set"]
+    )
+    setting = Setting.of(model, hardware, **options | {"hardware_set": changes[0]})
+    if not prefills:
+        return setting, setting
+    return setting, Setting.of(model, prefill_device, **options | {"hardware_set": changes[1]})
 
 
 def _at_bound(
@@ -357,13 +395,13 @@ def _router_name(name: str | None, prefill_replicas: int, policy: Policy) -> str
 
 def _call_source(
     session_turns: int | str | None, think_time: float | str | None, system_prompt: int | None,
-    tasks: str | Path | Task | None, *, prompts: int | str | None, gens: int | str | None,
+    task: Task | None, *, prompts: int | str | None, gens: int | str | None,
 ) -> Callable[..., Traffic] | None:  # fmt: skip
     """Function that draws sessions of several turns, or tasks of a file; None without.
 
     Raises InputError for invalid arguments, and for those that would change nothing.
     """
-    if tasks is not None:
+    if task is not None:
         excluded: dict[str, object] = {"session_turns": session_turns, "prompt_lengths": prompts, "gen_lengths": gens}
         for name in (name for name, value in excluded.items() if value is not None):
             raise InputError(f"{name} must be left out with tasks, a file with the calls of a task")
@@ -373,9 +411,7 @@ def _call_source(
                 raise InputError(
                     f"{name} must be left out without session_turns, the turns of a session; got {value!r}"
                 )
-        if tasks is None:
-            return None
-        return (tasks if isinstance(tasks, Task) else read_task(Path(str(tasks)))).traffic
+        return None if task is None else task.traffic
     lengths = length_distributions(prompts, gens)
     return partial(
         drawn_sessions, turns_per_session=parse_lengths(str(session_turns), "session_turns"),
@@ -502,9 +538,11 @@ def _simulate_colocated(
     if router == ROUND_ROBIN and not rules:
         served = _serve_replicas(steps, traffic, servers, progress, **options)
     else:
-        served, fleet = serve_fleet(
-            steps, traffic, ROUTERS[router], servers, rules=rules, progress=progress, **options
+        group = ServerGroup(steps=steps, servers=servers, block=common["block"], **limits)
+        fleet_run = serve_fleet(
+            [group], traffic, ROUTERS[router], frontend=steps.frontend, rules=rules, progress=progress
         )  # fmt: skip
+        served, fleet = fleet_run.served, fleet_run.log
     hit_traffic = replace(traffic, cached=served.known) if traffic.blocks else traffic
     sent_later = traffic.in_flight or traffic.calls
     has_closed_form = (
@@ -523,6 +561,70 @@ def _simulate_colocated(
         finish_s=served.finish_s, gap_s=served.gap_s, cached=served.known,
         preemptions=int(np.sum(served.preempted)), usage=served.usage, fleet=fleet,
         **(common | {"traffic": sent_traffic}),
+    )  # fmt: skip
+
+
+def _model_group(
+    model: TaskModel,
+    setting: Setting,
+    policy: str | None,
+    *,
+    block: int | None,
+    max_batch: int | None,
+    traffic: Traffic,
+) -> ModelGroup:
+    """Replicas of a model of a task, with the options of the command or else of the engine on their device."""
+    parsed_policy, block_tokens, engine_max_batch = scheduling_options(
+        setting.engine, policy, block, setting.hardware, setting.layout
+    )
+    default_max_batch = engine_max_batch or max(DEFAULT_MAX_BATCH, traffic.in_flight or 0)
+    return ModelGroup(
+        name=model.name, setting=setting, policy=parsed_policy, replicas=model.replicas, block=block_tokens,
+        max_batch=whole_number("max_batch", default_max_batch if max_batch is None else max_batch),
+        usd_per_token=model.usd_per_token,
+    )  # fmt: skip
+
+
+def _simulate_models(
+    groups: Sequence[ModelGroup], common: dict[str, Any], *, expected: bool, progress: Callable[[int], object]
+) -> Simulation:
+    """Simulation of replicas of several models, each of which serves its calls of tasks."""
+    traffic: Traffic = common["traffic"]
+    assert traffic.models is not None
+    all_steps = [Steps(group.setting, expected) for group in groups]
+    server_groups = [
+        ServerGroup(
+            steps=steps, servers=group.replicas * steps.rank_sets, policy=group.policy, max_batch=group.max_batch,
+            block=group.block,
+        )
+        for group, steps in zip(groups, all_steps, strict=True)
+    ]  # fmt: skip
+    run = serve_fleet(
+        server_groups, traffic, ROUTERS[common["router"]], frontend=all_steps[0].frontend, progress=progress
+    )
+    served, sent_traffic = run.served, replace(traffic, arrival_s=run.served.arrival_s)
+    each_alone = replace(sent_traffic, calls=None, in_flight=None)
+
+    def simulation(ids: npt.NDArray[np.intp], requests: Traffic, **fields: Any) -> Simulation:
+        return Simulation(
+            closed=None, start_s=served.start_s[ids], first_s=served.first_s[ids], finish_s=served.finish_s[ids],
+            gap_s=served.gap_s[ids], cached=served.known[ids], preemptions=int(np.sum(served.preempted[ids])),
+            **(common | {"traffic": requests} | fields),
+        )  # fmt: skip
+
+    models = {}
+    for number, (group, servers, usage) in enumerate(zip(groups, server_groups, run.usages, strict=True)):
+        ids = np.flatnonzero(traffic.models == number)
+        models[group.name] = simulation(
+            ids, each_alone.only(ids), setting=group.setting, policy=group.policy, usage=usage,
+            replicas=group.replicas, servers=servers.servers, max_batch=group.max_batch, block=group.block,
+            usd_per_token=group.usd_per_token,
+        )  # fmt: skip
+    main = groups[0]
+    return simulation(
+        np.arange(len(traffic)), sent_traffic, setting=main.setting, policy=main.policy, usage=served.usage,
+        replicas=sum(group.replicas for group in groups), servers=sum(group.servers for group in server_groups),
+        max_batch=main.max_batch, block=main.block, models=models,
     )  # fmt: skip
 
 

@@ -80,6 +80,7 @@ class Traffic:
     in_flight  concurrency of a closed loop: as many requests (tasks, with calls) arrive at 0, and each other one when
                one before it finishes
     tenants    index into `tenant_names` of each request; None if tenants are not told apart
+    models     number of the model that serves each request; None if one serves all
     """
 
     arrival_s: Times
@@ -95,6 +96,7 @@ class Traffic:
     in_flight: int | None = None
     tenants: Tokens | None = None
     tenant_names: tuple[str, ...] = ()
+    models: Tokens | None = None
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -142,10 +144,14 @@ class Traffic:
 
     def with_acceptance(self, leaves: Sequence[float], seed: int) -> Traffic:
         """Traffic whose passes give at least 1, 2, ... tokens with the probabilities `leaves`."""
-        if len(leaves) == 1:
+        return self.with_acceptances([leaves], seed)
+
+    def with_acceptances(self, leaves: Sequence[Sequence[float]], seed: int) -> Traffic:
+        """Traffic whose passes give at least 1, 2, ... tokens with the probabilities of the model that serves each."""
+        if all(len(each) == 1 for each in leaves):
             return self
         generator = np.random.default_rng((seed, _OUTPUT_STREAM))
-        return replace(self, drafted=Progress.drawn(self.gen, leaves, generator))
+        return replace(self, drafted=Progress.drawn(self.gen, leaves, generator, self.models))
 
     def block_ends(self, request: int, size: int) -> Tokens:
         """Tokens up to the end of each named block of a request, in full cache blocks of `size` if they vary."""
@@ -175,6 +181,7 @@ class Traffic:
             calls=self.calls and self.calls.only(selection),
             in_flight=self.in_flight and len(np.unique(self.task[selection][first])),
             tenants=None if self.tenants is None else self.tenants[selection], tenant_names=self.tenant_names,
+            models=None if self.models is None else self.models[selection],
         )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from .roofline import Plan, plan
 from .techniques import Technique
 from .transforms.absorb import absorb
 from .transforms.flash_attention import flash_attention
-from .transforms.host import NOTHING_ON_HOST, HostPlacement, on_host
+from .transforms.host import NOTHING_ON_HOST, HostPlacement, is_second_gpu, on_host
 from .transforms.offload import ON_DEVICE, Offload, offload
 from .transforms.quantize import UNQUANTIZED, Quantization, quantize
 from .transforms.skew import skew
@@ -100,7 +100,7 @@ class Lowering:
     @cached_property
     def linked(self) -> Hardware:
         """The device with the rates of the links that it uses."""
-        linked = self.placement.linked(self.offload.linked(self._network.linked()))
+        linked = self.placement.linked(self.offload.linked(self._network.linked()), self.host)
         return linked.at_datasheet() if self.accounting is Accounting.SURVEY else linked
 
     def _lowered(self, *, absorbed: bool, decode: bool) -> Graph:
@@ -122,7 +122,11 @@ class Lowering:
         )
 
     def _on_host(self, *, decode: bool) -> Transform:
-        return on_host(self.placement, streams_weights=self.streams_prompts and not decode)
+        return on_host(
+            self.placement,
+            streams_weights=self.streams_prompts and not decode,
+            begins_on_host=is_second_gpu(self.host),
+        )
 
     def _check_one_precision(self) -> None:
         """Raises InputError for several precisions, which survey accounting does not support."""

@@ -440,15 +440,15 @@ class AccountingOptions(TypedDict, total=False):
 
 
 class HostOptions(TypedDict, total=False):
-    """The CPU that computes beside a device."""
+    """The CPU, or second GPU, that computes beside a device."""
 
     host: Annotated[
         "str | Hardware",
         Parameter(
-            about="CPU that computes beside its own memory what --on-host names.",
+            about="CPU, or second GPU, that computes beside its own memory what --on-host names.",
             more="A name that `llmviewer hardware` lists or a YAML file.",
             default="",
-            metavar="CPU",
+            metavar="DEVICE",
         ),
     ]
     host_set: Annotated[

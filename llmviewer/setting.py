@@ -35,7 +35,7 @@ from .precision import default_group
 from .records import frozen
 from .roofline import Plan, plan
 from .techniques import Run, Schedule, Technique, overrides, parameter_without_effect, parse_techniques
-from .transforms.host import NOTHING_ON_HOST, HostPlacement, parse_host_placement
+from .transforms.host import NOTHING_ON_HOST, HostPlacement, is_second_gpu, parse_host_placement
 from .transforms.offload import ON_DEVICE, Offload, parse_offload
 from .transforms.quantize import PUBLISHED, Quantization, parse_quantization
 from .workload import Workload
@@ -191,7 +191,8 @@ class Setting:
     @property
     def streams_prompts(self) -> bool:
         """Whether weights of launches on the host are fetched for prompts, as the engine does."""
-        return self.host is not None and self.engine is not None and self.engine.name == HOST_ENGINE
+        runs_there = self.engine is not None and self.engine.name == HOST_ENGINE
+        return self.host is not None and runs_there and not is_second_gpu(self.host)
 
     @cached_property
     def lowering(self) -> Lowering:
@@ -270,6 +271,8 @@ class Setting:
         """Why there are no expected times; "" if there are."""
         if self.bound:
             return "only bounds were requested"
+        if is_second_gpu(self.host) and not self.engine:
+            return f"kernels of two GPUs in one pass are those of an engine; give --engine {HOST_ENGINE}"
         return "survey accounting counts what no kernel does" if self.accounting is Accounting.SURVEY else ""
 
     @cached_property
@@ -504,19 +507,21 @@ def offload_of(options: PassOptions) -> Offload:
 def host_of(options: PassOptions) -> HostFields:
     """The host and what runs on it.
 
-    Raises InputError if one of both is missing, the host is no CPU, or an option does not parse.
+    Raises InputError if one of both is missing, the host is neither CPU nor GPU, or an option does not parse.
     """
     placement = options["on_host"]
     placement = parse_host_placement(placement) if isinstance(placement, str) else placement
     if not options["host"]:
         if placement != NOTHING_ON_HOST or options["host_set"]:
-            raise InputError("on_host and host_set need a host; name a CPU with host, such as ryzen-9-9950x")
+            raise InputError(
+                "on_host and host_set need a host; name a CPU with host, such as ryzen-9-9950x, or a second GPU"
+            )
         return {"host": None, "placement": placement}
     if placement == NOTHING_ON_HOST:
         raise InputError("host needs on_host: what runs there, such as experts, experts=36, layers=20 or attention")
     host = loaded(options["host"], options["host_set"])
-    if host.kind != "cpu":
-        raise InputError(f"host must be a CPU; got {host.name}, a {host.kind}")
+    if host.kind not in ("cpu", "gpu"):
+        raise InputError(f"host must be a CPU, or a second GPU; got {host.name}, a {host.kind}")
     return {"host": host, "placement": placement}
 
 

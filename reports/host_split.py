@@ -7,6 +7,8 @@ from typing import Final
 from llmviewer.comparing.host_split import HostSplit, SplitPoint
 from llmviewer.units import counted, si
 
+from .drawing import BLUE, ORANGE, frame
+from .page_figures import Picture, picture
 from .parts import Card, Command
 from .phrases import BOUNDS
 from .report import Report
@@ -29,7 +31,7 @@ def headline(result: HostSplit) -> str:
         return f"{title(result)}: {subject}. Does not fit with any number of layers on the host.{host}"
     where = f"--on-host {best.on_host}" if best.layers else "all of it on the device"
     return (
-        f"{title(result)}: {subject}. Fastest that fits: {where}, {_rate(best)}, "
+        f"{title(result)}: {subject}. Fastest that fits: {where}, {_rate(best)} (bound by {best.bound}), "
         f"{si(best.device_bytes)}B of {si(best.evaluation.capacity_bytes)}B on the device, {si(best.host_bytes)}B of "
         f"{si(result.host.capacity)}B on the host."
     )
@@ -108,7 +110,7 @@ def basis(result: HostSplit) -> str:
     """Explanation of bounds and expected times."""
     expected = result.points[0].evaluation.expected
     return f"{BOUNDS} of both sides." + (
-        " Expected: passes that users of llama.cpp measured on such CPUs." if expected else ""
+        " Expected: passes that users of llama.cpp measured on such devices." if expected else ""
     )
 
 
@@ -118,7 +120,7 @@ def _cards(result: HostSplit) -> list[Card]:
         return [Card(label="memory", value="does not fit", about="with any number of layers on the host", alarm=True)]
     return [
         Card(label="on the host", value=best.on_host or "nothing", about=f"{si(best.host_bytes)}B there"),
-        Card(label="tokens/s", value=f"{1 / best.tpot_s:.3g}", about="of each sequence"),
+        Card(label="tokens/s", value=f"{1 / best.tpot_s:.3g}", about=f"of each sequence, bound by {best.bound}"),
     ]
 
 
@@ -135,6 +137,33 @@ def _more(result: HostSplit) -> list[Command]:
     return [Command(purpose="The fastest split in detail:", words=words)]
 
 
+def _pictures(result: HostSplit) -> list[list[Picture]]:
+    """Tokens per second over the number of layers on the host."""
+    figure = frame("Decode speed by the split", "filled: fits both memories")
+    layers = [one.layers for one in result.points]
+    rates = {"at the bound": [1 / float(one.evaluation.bounds.tpot_s) for one in result.points]}
+    if result.points[0].evaluation.expected:
+        rates["expected"] = [1 / one.tpot_s for one in result.points]
+    symbols = ["circle" if one.fits else "circle-open" for one in result.points]
+    for (name, values), color in zip(rates.items(), (BLUE, ORANGE), strict=False):
+        figure.add_scatter(
+            x=layers, y=values, mode="lines+markers", name=name, line={"color": color, "width": 1.5},
+            marker={"color": color, "size": 9, "symbol": symbols},
+            hovertemplate="%{x} layers: %{y:.3g} tokens/s<extra></extra>",
+        )  # fmt: skip
+    figure.update_xaxes(title_text=f"layers {_computed(result.part)}")
+    figure.update_yaxes(title_text="tokens/s of each sequence", rangemode="tozero")
+    return [[picture(figure, "split")]]
+
+
 REPORT: Final = Report[HostSplit](
-    name="split", title=title, headline=headline, tables=tables, remarks=remarks, basis=basis, cards=_cards, more=_more
+    name="split",
+    title=title,
+    headline=headline,
+    tables=tables,
+    remarks=remarks,
+    basis=basis,
+    cards=_cards,
+    more=_more,
+    pictures=_pictures,
 )

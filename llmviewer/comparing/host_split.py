@@ -19,7 +19,7 @@ from ..records import frozen
 from ..request import Request
 from ..rows import Rows
 from ..setting import Setting
-from ..transforms.host import HostPlacement
+from ..transforms.host import HostPlacement, is_second_gpu
 from ..variants.evaluation import Evaluation
 
 SCHEMA_VERSION: Final = 1  # of to_dict()
@@ -79,6 +79,17 @@ class SplitPoint:
         """Time of the decode step on each side."""
         return Sides(**time_by_side(self.evaluation.estimate("decode")))
 
+    @property
+    def bound(self) -> str:
+        """Side and resource that the decode step waits for longest at the bound, such as "memory of the host"."""
+        times: dict[tuple[str, str], float] = {}
+        for row in self.evaluation.estimate("decode").rows:
+            bound = row.limiting.bound
+            side = "" if bound == "link" else "host" if row.operator.on_host else "device"
+            times[bound, side] = times.get((bound, side), 0.0) + float(row.repeat * row.time_s)
+        bound, side = max(times, key=times.__getitem__)
+        return f"{bound} of the {side}" if side else bound
+
 
 @frozen(kw_only=True, repr=False)
 class HostSplit(Rows):
@@ -124,6 +135,7 @@ class HostSplit(Rows):
                 "expected_ttft_s": float(expected.ttft_s) if expected else None,
                 "expected_tpot_s": float(expected.tpot_s) if expected else None,
                 **{f"{side}_s": time_s for side, time_s in one.sides._asdict().items()},
+                "bound": one.bound,
             }
 
     def to_dict(self) -> dict[str, Any]:
@@ -150,12 +162,13 @@ def split(
 ) -> HostSplit:
     """Speeds and memory of `model` on `hardware` and `host`, by the number of layers of which the host computes a part.
 
-    part  what the host computes: "experts" (default if the model has some), "layers" or "attention"
+    part  what the host computes: "experts" (default if the model has some and the host is a CPU), "layers" or
+          "attention"
 
     Raises InputError if an argument is invalid.
     """
     if not options.get("host"):
-        raise InputError("host must be given: a CPU such as ryzen-9-9950x, or a file of one")
+        raise InputError("host must be given: a CPU such as ryzen-9-9950x, a second GPU, or a file of one")
     if part and part not in PARTS:
         raise InputError(f"part must be one of {', '.join(PARTS)}; got {part!r}")
     arguments.check_options(options, SplitArguments)
@@ -163,7 +176,7 @@ def split(
     if not first.model.generates:
         raise InputError(f"{first.model.name} does not generate: it has no decode steps to split")
     has_experts = any(isinstance(op, ExpertsLinear) for _, op in first.model.graph)
-    part = part or ("experts" if has_experts else "layers")
+    part = part or ("experts" if has_experts and not is_second_gpu(first.host) else "layers")
     request = Request.of(**only(options, GenerationOptions)).of_model(first.model)
 
     def point(layers: int) -> SplitPoint:

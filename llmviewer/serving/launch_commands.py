@@ -22,6 +22,7 @@ from ..model import Model
 from ..records import frozen
 from ..setting import Setting
 from ..techniques import Technique
+from ..transforms.host import is_second_gpu
 from ..transforms.offload import ON_DEVICE
 from .policy import parse_policy
 
@@ -307,7 +308,8 @@ def launch_command(setting: Setting, *, sequences: int, tokens: int, engine: str
     ]
     if setting.offload != ON_DEVICE and "gpu_layers" not in flag_facts:
         unsupported.append(f"--offload {setting.offload}")
-    if setting.placement.attention or (setting.host and "cpu_moe_layers" not in flag_facts):
+    moves_parts = setting.placement.attention or (is_second_gpu(setting.host) and setting.placement.experts)
+    if moves_parts or (setting.host and "cpu_moe_layers" not in flag_facts):
         unsupported.append(f"--on-host {setting.placement}")
     text = " ".join((*program, *(option.value for option in options)))
     return LaunchCommand(
@@ -360,6 +362,7 @@ class _CommandFacts:
         cache = quantization.scheme.kv_cache
         mixture = quantization.mixture.name if quantization.mixture else ""
         length, running = _request_limits(setting, runs, sequences, tokens)
+        second_gpu = is_second_gpu(setting.host)
         values = {
             "tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "cp": layout.cp, "ep": layout.ep, "ranks": ranks,
             "expert_parallel": layout.ep > 1, "data_parallel": layout.dp > 1,
@@ -372,8 +375,9 @@ class _CommandFacts:
             "memory_fraction": options.memory_fraction or (runs.memory.fraction if runs.memory else None),
             "prefix_caching": any(one.name == "prefix-cache" for one in setting.techniques),
             "gpu_layers": cls._gpu_layers(setting),
-            "cpu_moe_layers": min(setting.placement.experts, setting.model.graph.layers) or None,
-            "split": "row" if layout.tp > 1 else "layer" if layout.pp > 1 else None,
+            "cpu_moe_layers": min(setting.placement.experts, setting.model.graph.layers) * (not second_gpu) or None,
+            "split": "row" if layout.tp > 1 else "layer" if layout.pp > 1 or second_gpu else None,
+            "layers_by_gpu": cls._layers_by_gpu(setting) if second_gpu else None,
         }  # fmt: skip
         gguf = f"{_GGUF}:{mixture}" if mixture else _GGUF
         return cls(
@@ -388,9 +392,15 @@ class _CommandFacts:
     def _gpu_layers(setting: Setting) -> str:
         """Layers on the GPU: those that the host does not compute, and the head."""
         count = setting.model.graph.layers
-        if setting.placement.layers:
+        if setting.placement.layers and not is_second_gpu(setting.host):
             return str(max(count - setting.placement.layers, 0) + 1)
         return "all" if setting.offload.weights == 0 else "auto"
+
+    @staticmethod
+    def _layers_by_gpu(setting: Setting) -> str:
+        """Layers of the second GPU, which has the first of them, and of the device, which has the head too."""
+        first = min(setting.placement.layers, setting.model.graph.layers)
+        return f"{first},{setting.model.graph.layers - first + 1}"
 
     @staticmethod
     def _weights_text(setting: Setting) -> str | None:

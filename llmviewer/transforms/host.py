@@ -1,4 +1,5 @@
-"""Placement of layers, experts or attention on the host, which computes them beside its own memory.
+"""Placement of layers, experts or attention on the host, which computes them beside its own memory: a CPU, or a second
+GPU.
 
 A launch on the host reads its weights and its part of the KV cache from host memory, and runs on the host's units.
 Activations cross the host link wherever a launch reads what the other side wrote. Source: llama.cpp (`--n-cpu-moe`,
@@ -48,18 +49,26 @@ class HostPlacement:
         counts = ((f.name, getattr(self, f.name)) for f in fields(self))
         return ",".join(name if count >= _ALL else f"{name}={count}" for name, count in counts if count)
 
-    def linked(self, hardware: Hardware) -> Hardware:
-        """The device with the rates of the host link.
+    def linked(self, hardware: Hardware, host: Hardware | None) -> Hardware:
+        """The device with the rates of the link to its host, to a second GPU through the links of both to the CPU.
 
         Raises InputError if its bandwidth is unknown.
         """
         if not str(self):
             return hardware
         bandwidth = hardware.fact(f"{HOST}.bandwidth")
+        if is_second_gpu(host):
+            assert host
+            bandwidth = min(bandwidth, host.fact(f"{HOST}.bandwidth"))
         return replace(hardware, rates={**hardware.rates, link(HOST): bandwidth, link(_OUTWARD): bandwidth})
 
 
 NOTHING_ON_HOST: Final = HostPlacement()
+
+
+def is_second_gpu(host: Hardware | None) -> bool:
+    """Whether a host is another GPU, not a CPU."""
+    return host is not None and host.kind != "cpu"
 
 
 def parse_host_placement(text: str) -> HostPlacement:
@@ -83,9 +92,12 @@ def _layer_count(text: str) -> int:
     return int(text) if text.isdecimal() and len(text) < len(str(_ALL)) else 0
 
 
-def on_host(placement: HostPlacement, *, streams_weights: bool = False) -> Transform:
+def on_host(
+    placement: HostPlacement, *, streams_weights: bool = False, begins_on_host: bool = False
+) -> Transform:  # fmt: skip
     """A transform that runs launches on the host as `placement` says.
 
+    begins_on_host   whether the embedding is where the first layer is, as in a pipeline of two GPUs
     streams_weights  whether the device runs the products of this pass all the same, with weights that it fetches over
                      the host link, as llama.cpp does for prompts
 
@@ -99,7 +111,10 @@ def on_host(placement: HostPlacement, *, streams_weights: bool = False) -> Trans
         blocks = tuple(part for block in graph.blocks for part in _split(block, placement))
         if streams_weights:
             return Graph(tuple(_streamed(block, placement) for block in blocks))
-        return _with_boundary(Graph(tuple(_placed(block, placement) for block in blocks)), placement)
+        placed = Graph(tuple(_placed(block, placement) for block in blocks))
+        if not begins_on_host or not placement.layers:
+            return _with_boundary(placed, placement, ("to", "from"))
+        return _with_boundary(_beginning_on_host(placed), placement, ("from",))
 
     return transform
 
@@ -211,14 +226,29 @@ def _transfer(name: str, size: Form, *, outward: bool) -> Operator:
     return Transfer(name=name, inputs=(), outputs=(), transfers=((resource, size),), on_host=True)
 
 
-def _with_boundary(graph: Graph, placement: HostPlacement) -> Graph:
-    """The graph with the hidden states that go to the host before its first layer and come back after its last one."""
+def _beginning_on_host(graph: Graph) -> Graph:
+    """The graph with all blocks before its first layer on the host, and copies of weights tied to theirs."""
+    first = next(index for index, block in enumerate(graph.blocks) if block.layers and block.main)
+
+    def untied(op: Operator) -> Operator:
+        return op.with_weights(lambda w: replace(w, tied=False) if w.name == "lm_head.weight" else w)
+
+    return Graph((
+        *(block.map(_moved) for block in graph.blocks[:first]), graph.blocks[first],
+        *(block if block.layers else block.map(untied) for block in graph.blocks[first + 1 :]),
+    ))  # fmt: skip
+
+
+def _with_boundary(graph: Graph, placement: HostPlacement, ways: tuple[str, ...]) -> Graph:
+    """The graph with the hidden states that cross the link: "to" the host before its first layer, and "from" it after
+    its last one.
+    """
     on_host = [block for block in graph.blocks if block.layers and block.main and block.layers[0] < placement.layers]
     if not on_host:
         return graph
     hidden = next(t for t in on_host[0].operators[0].inputs if t.role is Role.ACTIVATION)
     crossings = tuple(
-        _transfer(f"hidden_{way}_host", hidden.nbytes, outward=way == "to") for way in ("to", "from")
+        _transfer(f"hidden_{way}_host", hidden.nbytes, outward=way == "to") for way in ways
     )  # fmt: skip
     once = next(block for block in graph.blocks if not block.layers and block.main)
     return graph.map_blocks(

@@ -40,8 +40,8 @@ DOCUMENTED = {
     "speculative_config.num_nextn_predict_layers speculative_config.speculative_model "
     "speculative_config.max_matching_ngram_size",
     "llama.cpp": "--hf-repo -hf --n-gpu-layers --split-mode --tensor-split --ctx-size --parallel --batch-size "
-    "--ubatch-size --cache-type-k --cache-type-v --spec-type --spec-draft-hf --spec-draft-n-max --spec-ngram-simple-size-m "
-    "--n-cpu-moe --flash-attn",
+    "--ubatch-size --cache-type-k --cache-type-v --spec-type --spec-draft-hf --spec-draft-n-max "
+    "--spec-ngram-simple-size-m --n-cpu-moe --flash-attn",
     "mlx": "--model --draft-model --num-draft-tokens --decode-concurrency --prompt-concurrency --prefill-step-size "
     "--prompt-cache-size --kv-bits --kv-group-size --quantized-kv-start --pipeline --host --port",
 }

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmviewer.analyzing.analysis import analyze
+from llmviewer.reports import side_by_side
 from llmviewer.units import seconds, si
 
 pytest.importorskip("dash")
@@ -61,7 +62,7 @@ def test_a_file_that_only_a_pin_names_stays_in_the_link():
     assert State.of_link(asked.link) == (asked, ())
     settings, problems = compare.compared_settings(device_results(asked), asked)
     assert problems == ()
-    assert settings[0].result.analysis.model.name == "tiny"
+    assert settings[0].analysis.model.name == "tiny"
     without = replace(asked, files=())
     settings, problems = compare.compared_settings(device_results(without), without)
     assert [one.label for one in settings] == ["A", "now"]
@@ -75,7 +76,7 @@ def test_arbitrary_pins_never_fail(pins):
     state, _ = State.of_link(urlencode({"pins": "|".join(pins)}))
     found = device_results(State())
     settings, _ = compare.compared_settings(found, state)
-    assert settings[-1].result == found[0]
+    assert settings[-1].analysis is found[0].analysis
     assert tab.show(found, state)
 
 
@@ -126,7 +127,7 @@ def test_pins_are_limited_in_number_and_length():
 def test_numbers_equal_those_of_analyze():
     settings, problems = compare.compared_settings(device_results(W4), W4)
     assert problems == ()
-    heads, *lines = compare.numbers_table(settings)
+    heads, *lines = side_by_side.numbers_table(settings).lines()
     assert heads == ("", "A: as published", "now: W4A16g128")
     found = {line[0]: line[1:] for line in lines}
     a = analyze("llama-3.1-70b", "mi300x", batch=16)
@@ -139,7 +140,7 @@ def test_numbers_equal_those_of_analyze():
     assert found["memory"][0] == f"{si(a.memory.total_bytes)}B"
     assert found["largest batch"][1].startswith(f"{b.memory.max_batch:,} (")
     assert found["decode bound"] == ("memory", "memory")
-    raw = dict(zip(*compare.csv_rows(settings)[:2], strict=True))
+    raw = dict(zip(*side_by_side.csv_lines(settings)[:2], strict=True))
     assert raw["ttft_s"] == a.generation.ttft_s
     assert raw["expected_tpot_s"] == a.generation.expected_tpot_s
     assert raw["fits"] is True
@@ -150,7 +151,7 @@ def _said(before, after):
     state = replace(after, pins=(before.pin_link(before.on[0]),))
     settings, problems = compare.compared_settings(device_results(state), state)
     assert problems == ()
-    return [said.removeprefix("A to now: ") for said in compare.difference_sentences(settings)]
+    return [said.removeprefix("A to now: ") for said in side_by_side.difference_sentences(settings)]
 
 
 def test_explanation_states_the_speedup_and_its_cause():
@@ -206,7 +207,8 @@ def test_explanation_states_tokens_per_pass():
     state = State(techniques=("medusa:tau=2.5",), pins=(State().pin_link("h100-sxm"),))
     assert "more than one token per sequence" in _shown(state)
     table = {
-        line[0]: line[1:] for line in compare.numbers_table(compare.compared_settings(device_results(state), state)[0])
+        line[0]: line[1:]
+        for line in side_by_side.numbers_table(compare.compared_settings(device_results(state), state)[0]).lines()
     }
     assert table["tokens per pass and sequence"] == ("-", "2.5")
 
@@ -249,22 +251,20 @@ def test_operators_that_move_are_bound_otherwise():
         State(model="llama-3.1-8b", batch=512, on=("h100-sxm", "l40s")), pins=(State().pin_link("h100-sxm"),)
     )
     settings, _ = compare.compared_settings(device_results(state), state)
-    moved = compare.bound_differences(settings, "decode")
+    moved = side_by_side.bound_differences(settings, "decode")
     assert moved
     for one in moved:
         bounds = set()
         for place, setting in zip(one.bounds, settings, strict=True):
-            ops = {f"{op.block}.{op.name}": op for op in setting.result.phase("decode").operators}
+            ops = {f"{op.block}.{op.name}": op for op in setting.phase("decode").operators}
             assert place == (ops[one.operator].bound, ops[one.operator].share)
             bounds.add(place[0])
         assert len(bounds) > 1
-    others = {key for s in settings for key in (f"{o.block}.{o.name}" for o in s.result.phase("decode").operators)}
+    others = {key for s in settings for key in (f"{o.block}.{o.name}" for o in s.phase("decode").operators)}
     for key in others - {one.operator for one in moved}:
-        bounds = {
-            op.bound for s in settings for op in s.result.phase("decode").operators if f"{op.block}.{op.name}" == key
-        }
+        bounds = {op.bound for s in settings for op in s.phase("decode").operators if f"{op.block}.{op.name}" == key}
         assert len(bounds) == 1
-    assert compare.bound_differences(compare.compared_settings(device_results(W4), W4)[0], "decode") == []
+    assert side_by_side.bound_differences(compare.compared_settings(device_results(W4), W4)[0], "decode") == []
 
 
 @pytest.mark.parametrize(
@@ -335,8 +335,8 @@ def test_buttons_pin_and_unpin_a_setting(app):
 
 def test_inputs_that_differ_stand_in_a_table():
     settings, _ = compare.compared_settings(device_results(W4), W4)
-    assert compare.inputs_table(settings) == [("", "A", "now"), ("precision", "as published", "W4A16g128")]
-    assert compare.inputs_table(settings[:1]) == []
+    assert side_by_side.inputs_table(settings).lines() == [("", "A", "now"), ("precision", "as published", "W4A16g128")]
+    assert side_by_side.inputs_table(settings[:1]).body == ()
 
 
 def test_the_report_has_the_pinned_settings_and_their_comparison(app):
@@ -351,7 +351,9 @@ def test_the_report_has_the_pinned_settings_and_their_comparison(app):
     settings, _ = compare.compared_settings(device_results(asked), asked)
     assert "A before" in page
     assert all(
-        f">{cell}<" in page.replace("\n", "") for line in compare.numbers_table(settings)[1:] for cell in line[1:]
+        f">{cell}<" in page.replace("\n", "")
+        for line in side_by_side.numbers_table(settings).lines()[1:]
+        for cell in line[1:]
     )
     assert 'id="decode-roofline"' in page
 

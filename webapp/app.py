@@ -20,6 +20,7 @@ from flask import Flask
 
 from llmviewer.errors import InputError
 from llmviewer.reports.analysis import REPORT
+from llmviewer.reports.side_by_side import comparison_page
 
 from . import controls, edits, fields, options, page
 from .cpu_limit import CHANGE_LIMIT_S, start_limit
@@ -36,7 +37,7 @@ from .state import State as PageState
 from .tabs import TABS
 from .tabs._components import register_clientside
 from .tabs.timeline import TRACE
-from .views import compare, compare_report, overview
+from .views import compare, overview
 
 _DROPPED: Final = ("model", "on", "tasks")  # controls that take files
 _CONTROL_IDS: Final = tuple(fields.control_values(PageState()))  # ids of the controls that show the state
@@ -258,8 +259,8 @@ def _register_saving(app: Dash) -> None:
         contents = {f"{model}-{one.analysis.hardware.name}.{form}": render(one.analysis) for one in results}
         if form == "html" and (settings := compare.compared_settings(results, state)[0])[1:]:
             pinned = [one for one in settings if one.pin >= 0]
-            contents |= {f"{compare.LETTERS[one.pin]}.html": render(one.result.analysis) for one in pinned}
-            contents["comparison.html"] = compare_report.comparison_page(settings, results[0].phase_name(state.phase))
+            contents |= {f"{compare.LETTERS[one.pin]}.html": render(one.analysis) for one in pinned}
+            contents["comparison.html"] = comparison_page(settings, results[0].phase_name(state.phase))
         if len(contents) == 1:
             ((filename, text),) = contents.items()
             return {"content": text, "filename": filename, "type": "text/plain"}

@@ -14,6 +14,7 @@ from llmviewer.records import frozen
 from llmviewer.reports.page_figures import PLOTLY_CONFIG, PageFigure
 from llmviewer.reports.parts import Card
 from llmviewer.reports.report import Report
+from llmviewer.reports.tables import Item, Table
 from llmviewer.rows import csv_text
 
 from ..page_state import shown_state
@@ -57,9 +58,9 @@ def figure_panel(name: str, one: PageFigure, **config: Any) -> Component:
     )  # fmt: skip
 
 
-def table(lines: Sequence[Sequence[Any]], className: str = "") -> Component:  # noqa: N803 - as Dash has it
+def table(lines: Sequence[Iterable[Any]], className: str = "") -> Component:  # noqa: N803 - as Dash has it
     """A table of a line of column heads and lines of cells; the first cell of a line is its row head."""
-    head, *rest = lines
+    head, *rest = map(tuple, lines)
     return html.Div(
         html.Table([
             html.Thead(html.Tr([html.Th(cell, scope="col") for cell in head])),
@@ -72,6 +73,17 @@ def table(lines: Sequence[Sequence[Any]], className: str = "") -> Component:  # 
         ]),
         className=f"scroll {className}".rstrip(), tabIndex=0,
     )  # fmt: skip
+
+
+def report_table(one: Table, class_name: str = "") -> Component:
+    """The table of a report, with a badge for what bounds a cell."""
+    return table([one.head, *(map(_shown_item, row) for row in one.text_rows())], class_name)
+
+
+def _shown_item(item: Item) -> Component | str:
+    if item.bound:
+        return html.Span(item.text, className=f"badge {item.bound}")
+    return html.Span(item.text, className="alarm") if item.alarm else item.text
 
 
 def long_table(lines: Sequence[Sequence[str]]) -> Component:
@@ -98,7 +110,7 @@ def report_parts(report: Report[Any], result: Any, *drawings: Component) -> list
         *drawings,
         *(
             panel(
-                html.H3(one.title), table(one.lines(), "recorded"),
+                html.H3(one.title), report_table(one, "recorded"),
                 *([html.P(page_text(one.about), className="soft")] if one.about else []),
             )
             for one in report.tables(result)

@@ -9,12 +9,21 @@ from dash import State as Held
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 
+from llmviewer.reports.side_by_side import (
+    bounds_table,
+    csv_lines,
+    difference_sentences,
+    inputs_table,
+    numbers_table,
+    yields_several_tokens,
+)
+
 from ..page_state import shown_state
 from ..results import DeviceResult
 from ..state import MAX_NAME_CHARACTERS, MAX_PINS, State, pin_name, renamed_pin
 from ..views import compare
-from ..views.compare import BoundDifference, ComparedSetting
-from ._components import Tab, figure_panel, panel, register_csv, table
+from ..views.compare import PinnedSetting
+from ._components import Tab, figure_panel, panel, register_csv, report_table
 
 _HOW_TO_COMPARE: Final = (
     "Pin this setting and change a control, select several devices, or follow a compare link on the overview."
@@ -28,42 +37,40 @@ def show(results: tuple[DeviceResult, ...], state: State) -> Component:
     settings, problems = compare.compared_settings(results, state)
     parts = [_settings(settings, state, problems)]
     if len(settings) > 1:
-        differences = compare.bound_differences(settings, state.phase)
         phase = results[0].phase_name(state.phase)
+        inputs, numbers = inputs_table(settings), numbers_table(settings)
+        bounds = bounds_table(settings, phase)
         rooflines = compare.roofline_figure(settings, phase)
         parts += [
             panel(
                 html.H3("Differences"),
-                *([table(inputs)] if (inputs := compare.inputs_table(settings)) else []),
-                html.Ul([html.Li(text) for text in compare.difference_sentences(settings)], className="said"),
+                *([report_table(inputs)] if inputs.body else []),
+                html.Ul([html.Li(text) for text in difference_sentences(settings)], className="said"),
             ),
             panel(
                 html.Div([
-                    html.H3("Numbers"),
-                    html.Span(f"in brackets: ratio to {settings[0].label}",
-                              className="soft"),
+                    html.H3(numbers.title),
+                    html.Span(numbers.about, className="soft"),
                     html.Button("CSV", id="compare-csv", type="button", className="quiet"),
                 ], className="figcaption"),
-                table(compare.numbers_table(settings)),
+                report_table(numbers),
             ),
             panel(
                 figure_panel("compare-times", compare.times_figure(settings, state.phase)),
                 *([html.P(_TOKENS_NOTE, className="soft")]
-                  if compare.yields_several_tokens(settings, state.phase) else []),
+                  if yields_several_tokens(settings, state.phase) else []),
             ),
             *([panel(figure_panel("compare-roofline", rooflines))] if rooflines else []),
             panel(
-                html.H3("Operators whose bound changes"),
-                html.P(f"Bound of each operator of {phase}, and its share of the time of the phase.",
-                       className="soft"),
-                _bound_table(differences, settings) if differences
-                else html.P("Every operator has the same bound in all settings."),
+                html.H3(bounds.title),
+                html.P(bounds.about, className="soft"),
+                report_table(bounds) if bounds.body else html.P("Every operator has the same bound in all settings."),
             ),
         ]  # fmt: skip
     return html.Div([*parts, dcc.Download(id="compare-download")], className="compare")
 
 
-def _settings(settings: list[ComparedSetting], state: State, problems: tuple[str, ...]) -> Component:
+def _settings(settings: list[PinnedSetting], state: State, problems: tuple[str, ...]) -> Component:
     """The compared settings, with buttons to pin the current setting on a device and to unpin others."""
     full = len(state.pins) >= MAX_PINS
     as_letter = "" if full else f" as {compare.LETTERS[len(state.pins)]}"
@@ -107,16 +114,6 @@ def _unpin_button(place: int) -> Component:
     )
 
 
-def _bound_table(differences: list[BoundDifference], settings: list[ComparedSetting]) -> Component:
-    """Bound and share of time of operators in each setting."""
-
-    def cell(place: tuple[str, float] | None) -> Any:
-        return "-" if place is None else [html.Span(place[0], className=f"badge {place[0]}"), f"{place[1]:.1%}"]
-
-    lines = [(one.operator, *(cell(place) for place in one.bounds)) for one in differences]
-    return table([("operator", *(one.name for one in settings)), *lines])
-
-
 def register(app: Dash) -> None:
     """Connects the buttons that pin and unpin settings."""
 
@@ -154,7 +151,7 @@ def register(app: Dash) -> None:
         app,
         "compare",
         "comparison.csv",
-        lambda results, state: compare.csv_rows(compare.compared_settings(results, state)[0]),
+        lambda results, state: csv_lines(compare.compared_settings(results, state)[0]),
     )
 
 

@@ -157,20 +157,26 @@ def test_migration_stalls_a_long_request_for_less_than_recomputation():
 
 def test_tails_on_spot_instances_are_shorter_where_state_is_kept():
     """SpotServe (arXiv:2311.15566) has a P99 latency 2.4 to 9.1 times lower than the best systems before, for GPT-20B
-    and others on four T4 a node. Those lose requests and load a model anew, here for two minutes; SpotServe takes KV
-    caches and parameters from instances that stay: 3.4 GB a device over 50 Gbit/s a node take less than ten seconds.
+    and others on four T4 a node. Its artifact (github.com/Hsword/SpotServe) has a notice of 30 s, nodes that send over
+    50 Gbit/s, and 0.5 s beside the estimated transfer of KV caches and parameters (elastic-switch/scheduler). Systems
+    that lose requests load a model from disk anew, for a time that neither paper nor artifact has: at least 12 s, at
+    the 9.5 Gbit/s of the node's volumes (docs.aws.amazon.com, g4dn.12xlarge), and two minutes for gains of that size.
     """
     setting = Setting.of("gpt-neox-20b", "t4", tp=4, pp=3, bound=True)
-    for rate in (1.3, 1.6):
-        how = {
-            "rate": rate, "requests": 2000, "prompt_lengths": 512, "gen_lengths": 128, "max_batch": 8, "replicas": 3,
-            "router": "least-loaded", "mtbf": 240, "policy": "prefill-first",
-        }  # fmt: skip
-        before = simulate(setting, recovery="restart", startup=120, **how)
-        kept = simulate(setting, recovery="migrate", notice=30, startup=10, **how)
+    node_bytes = 4 * Steps(setting).weight_bytes
+    transfer_s, disk_s = 0.5 + node_bytes * 8 / 50e9, node_bytes * 8 / 9.5e9
+    assert [transfer_s, disk_s] == pytest.approx([2.8, 12], rel=0.02)
+    how = {
+        "rate": 1.6, "requests": 2000, "prompt_lengths": 512, "gen_lengths": 128, "max_batch": 8, "replicas": 3,
+        "router": "least-loaded", "mtbf": 240, "policy": "prefill-first",
+    }  # fmt: skip
+    kept = simulate(setting, recovery="migrate", notice=30, startup=transfer_s, **how)
+    assert kept.fleet.lost_tokens == 0
+    for restart_s, least in ((120, 2.4), (disk_s, 1.1)):
+        before = simulate(setting, recovery="restart", startup=restart_s, **how)
         before_s, kept_s = (float(np.percentile(run.latency_s, 99)) for run in (before, kept))
-        assert 2 < before_s / kept_s < 10
-        assert before.fleet.lost_tokens > 0 == kept.fleet.lost_tokens
+        assert least < before_s / kept_s < 9.1
+        assert before.fleet.lost_tokens > 0
 
 
 def test_autoscaling_has_as_many_replicas_as_the_load_over_the_target():

@@ -16,6 +16,7 @@ from llmviewer.errors import InputError
 from llmviewer.memory import weight_bytes
 from llmviewer.model import kv_cache_bytes
 from llmviewer.reports.serving import REPORT
+from llmviewer.resource import Unit
 from llmviewer.serving.demand import _grouped
 from llmviewer.serving.kv_cache import Blocks
 from llmviewer.serving.lengths import PUBLISHED, parse_lengths
@@ -26,7 +27,7 @@ from llmviewer.serving.simulation import simulate
 from llmviewer.serving.steady import steady
 from llmviewer.serving.steps import Steps
 from llmviewer.serving.trace_files import read_traffic
-from llmviewer.serving.traffic import Traffic, poisson
+from llmviewer.serving.traffic import Traffic, poisson, poisson_arrivals
 from llmviewer.setting import Setting
 from llmviewer.units import seconds, si
 from llmviewer.workload import Spans, Workload
@@ -226,6 +227,48 @@ def test_little_s_law(policy):
             running = found.usage.sequence_s / found.span_s
             worked = float(np.mean(found.finish_s - found.start_s))
             assert running == pytest.approx(found.requests_per_s * worked, rel=0.03)
+
+
+@pytest.mark.parametrize("outputs", [([200], [1]), ([20, 740], [0.75, 0.25])], ids=["equal", "two lengths"])
+def test_decoding_is_the_queue_m_g_1_with_processor_sharing(outputs):
+    """Prompts are cached, so that requests only decode, n at a time in steps of s(n): processor sharing in which each
+    proceeds at 1/s(n). The number in the system depends on the distribution of outputs through its mean alone:
+    P(n) is in proportion to the product of rate x tokens x s(k)/k up to n (Cohen, Acta Informatica 12, 1979).
+    """
+    steps, rate, count, context = Steps(Setting.of("llama-3.1-8b", "h100-sxm", bound=True)), 15, 6000, 4000
+    generator = np.random.default_rng(3)
+    gen = generator.choice(outputs[0], size=count, p=outputs[1])
+    prompt, passes = np.full(count, context), gen - 1
+    requests = Traffic(
+        arrival_s=poisson_arrivals(rate, count, generator), prompt=prompt, gen=gen, cached=prompt - 1
+    )  # fmt: skip
+    found = served(steps, requests, "chunked:512", max_batch=400, block=1)
+    mean_context = context + float(np.mean(passes**2) / np.mean(passes)) / 2  # of a sequence in a step
+    each = np.arange(1, 150)
+    step_s = np.array([float(steps.decode_s(batch=float(n), kv_len=mean_context)) for n in each])
+    weights = np.concatenate(([1.0], np.cumprod(rate * np.mean(passes) * step_s / each)))
+    mean_number = np.sum(np.arange(150) * weights) / np.sum(weights)
+    assert np.mean(found.finish_s - found.first_s) == pytest.approx(mean_number / rate, rel=0.03)
+
+
+@pytest.mark.parametrize("policy", [*ALL, "chunked:512,order=sjf", "prefill-first,order=srpt", "fcfs,order=mlfq"])
+def test_no_schedule_beats_the_bound_of_its_work(policy):
+    """No request is faster than alone; and all together need the OPs of every token at the fastest unit, and at least
+    the bytes of every decode step's caches and of the weights once at the memory's bandwidth.
+    """
+    run = simulate("llama-3.1-8b", "h100-sxm", rate=60, policy=policy, requests=120, bound=True, **LENGTHS)
+    setting, asked = run.setting, run.traffic
+    prefill = setting.plan.estimate(Workload.prefill(batch=1, prompt=asked.prompt.astype(float)))
+    middle = asked.prompt + asked.gen / 2.0
+    step = setting.decode_plan.estimate(Workload.decode(batch=1, kv_len=middle))
+    passes = asked.gen - 1
+    alone_s = prefill.time_s + passes * step.time_s
+    assert np.all(run.latency_s >= alone_s * (1 - 1e-6))
+    rates = [setting.hardware.limit(one) for one in setting.hardware.rates if one.unit in (Unit.MATRIX, Unit.VECTOR)]
+    ops = prefill.sum("ops") + passes * step.sum("ops")
+    nbytes = weight_bytes(setting.graph) / 2 + np.sum(passes * step.sum("kv_bytes"))
+    assert run.usage.busy_s >= np.sum(ops) / max(rates)
+    assert run.usage.busy_s >= nbytes / setting.hardware.bandwidth()
 
 
 def test_equal_seeds_reproduce_a_simulation():

@@ -218,7 +218,7 @@ def check_library(name: str, profiles: Sequence[Profile] = ()) -> str:
 def _median_error(fits: FitGroup, library: str) -> float:
     """Median error of the kernels of a library with many measured shapes, on all devices; infinite if it has none."""
     errors = sorted(
-        fit.held_out.mape
+        fit.held_out_mape
         for fit in fits
         if fit.implementation.library == library and _is_common(fit) and not fit.shape_families
     )  # numpy.median and statistics are slow to import

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from functools import cache
+from functools import cache, cached_property
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any, Final
@@ -115,6 +115,11 @@ class KernelFit:
     sizes: Mapping[str, tuple[float, float]] = field(default_factory=dict, repr=False)
     trend: Trend | None = None
     residual: FitResidual | None = None
+
+    @cached_property
+    def held_out_mape(self) -> float:
+        """Mean absolute error on rows that were not fitted, relative."""
+        return self.held_out.mape
 
     @property
     def release(self) -> tuple[int, ...]:

@@ -163,7 +163,11 @@ def _fit_on_target(
     exact = [fit for fit in of_library if _has_types(fit, implementation, implementation.dtype)]
     for candidates in (
         exact,
-        [fit for fit in of_library if fit not in exact and has_equal_cost_types(fit, implementation)],
+        [
+            fit
+            for fit in of_library
+            if not _has_types(fit, implementation, implementation.dtype) and has_equal_cost_types(fit, implementation)
+        ],
     ):
         same = [fit for fit in candidates if fit.implementation.kernel == implementation.kernel]
         alike = (
@@ -221,7 +225,7 @@ def _of_another_cache(
 
     if not implementation.kv_dtype or any(map(is_same_kernel, in_type)):
         return []
-    return [fit for fit in alike if is_same_kernel(fit) and fit not in in_type]
+    return list(filter(is_same_kernel, alike))
 
 
 def _nearest_candidates(

@@ -52,9 +52,7 @@ class Trend:
     @cached_property
     def rows(self) -> Array:
         """Sizes of each node, and its weight in the last column."""
-        return np.array([node.split() for node in self.nodes.split(";")], dtype=float).reshape(
-            -1, len(self.columns) + 1
-        )
+        return np.fromstring(self.nodes.replace(";", " "), sep=" ").reshape(-1, len(self.columns) + 1)
 
     @cached_property
     def _sum(self) -> tuple[_Gaussians, Array]:

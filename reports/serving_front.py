@@ -29,13 +29,15 @@ class Targets:
 
 
 @frozen(kw_only=True)
-class ClosedLoop:
-    """A closed loop of clients on a setting, at the bound or expected.
+class LoadPoint:
+    """A setting under a load, at the bound or expected.
 
     name     device and layout
-    place    identifies the loop; that of the bound and that of expected times have the same
+    place    identifies setting and load; the point at the bound and that of expected times have the same
     basis    "bound" or "expected"
+    concurrency  clients of a closed loop; 0 of arrivals at random times
     kind     "session" or "task" where requests are parts of these
+    rate     mean rate of arrivals of requests, sessions or tasks; 0 of a closed loop [1/s]
     numbers  by name: speed and per_device [1/s], ttft_p99_s and others [s], usd_per_million, joules_per_token; with
              a kind also task_p99_s and others [s], hit_rate, usd_per_task; nan if unknown
     """
@@ -46,6 +48,12 @@ class ClosedLoop:
     concurrency: int
     numbers: Mapping[str, float]
     kind: str = ""
+    rate: float = 0.0
+
+    @property
+    def load(self) -> str:
+        """The load in words: "concurrency 16" or "4 req/s"."""
+        return f"{self.rate:g} {self.kind or 'req'}/s" if self.rate else f"concurrency {self.concurrency:,}"
 
     def meets(self, targets: Targets) -> bool:
         """Whether a percentile of its requests is within the targets."""
@@ -56,34 +64,35 @@ class ClosedLoop:
         )
 
 
-def likely(loops: Sequence[ClosedLoop]) -> list[ClosedLoop]:
+def likely(loops: Sequence[LoadPoint]) -> list[LoadPoint]:
     """Expected loops, and those at the bound of settings where only bounds are known."""
     expected = {one.name for one in loops if one.basis == "expected"}
     return [one for one in loops if one.basis == "expected" or one.name not in expected]
 
 
-def front(loops: Sequence[ClosedLoop], targets: Targets) -> list[ClosedLoop]:
+def front(loops: Sequence[LoadPoint], targets: Targets) -> list[LoadPoint]:
     """Likely loops within the targets that no other one exceeds in speed and in throughput per device, by speed."""
     within = [one for one in likely(loops) if one.meets(targets)]
     ranked = sorted(within, key=lambda one: (-one.numbers["speed"], -one.numbers["per_device"]))
-    best: list[ClosedLoop] = []
+    best: list[LoadPoint] = []
     for one in ranked:
         if not best or one.numbers["per_device"] > best[-1].numbers["per_device"]:
             best.append(one)
     return best
 
 
-def front_lines(loops: Sequence[ClosedLoop], targets: Targets) -> list[tuple[str, ...]]:
+def front_lines(loops: Sequence[LoadPoint], targets: Targets) -> list[tuple[str, ...]]:
     """The Pareto front as a table: a line of heads, then one per loop."""
     percentile, best = f"p{targets.percentile}", front(loops, targets)
     kind = next((one.kind for one in loops), "")
-    heads = ("setting", "concurrency", "tok/s per request", "tok/s per device", f"TTFT {percentile}",
+    load = "arrivals/s" if any(one.rate for one in loops) else "concurrency"
+    heads = ("setting", load, "tok/s per request", "tok/s per device", f"TTFT {percentile}",
              f"TPOT {percentile}", "USD per million", "J per token")  # fmt: skip
     task_heads = (f"E2E of a {kind} {percentile}", "cache hits", f"USD per {kind}") if kind else ()
     return [(*heads, *task_heads), *((*_line(one, percentile), *_task_cells(one, percentile)) for one in best)]
 
 
-def _task_cells(one: ClosedLoop, percentile: str) -> tuple[str, ...]:
+def _task_cells(one: LoadPoint, percentile: str) -> tuple[str, ...]:
     """Cells of the time, prefix-cache hits and cost of sessions or tasks."""
     if not one.kind:
         return ()
@@ -91,11 +100,11 @@ def _task_cells(one: ClosedLoop, percentile: str) -> tuple[str, ...]:
     return (seconds(numbers[f"task_{percentile}_s"]), f"{numbers['hit_rate']:.0%}", _digits(numbers["usd_per_task"]))
 
 
-def _line(one: ClosedLoop, percentile: str) -> tuple[str, ...]:
+def _line(one: LoadPoint, percentile: str) -> tuple[str, ...]:
     numbers = one.numbers
     return (
         one.name if one.basis == "expected" else f"{one.name} (bound)",
-        f"{one.concurrency:,}",
+        f"{one.rate:g}" if one.rate else f"{one.concurrency:,}",
         *(_digits(numbers[key]) for key in ("speed", "per_device")),
         *(seconds(numbers[f"{name}_{percentile}_s"]) for name in ("ttft", "tpot")),
         *(_digits(numbers[key]) for key in ("usd_per_million", "joules_per_token")),
@@ -106,7 +115,7 @@ def _digits(value: float) -> str:
     return "-" if isnan(value) else digits(value)
 
 
-def figure(loops: Sequence[ClosedLoop], targets: Targets) -> go.Figure:
+def figure(loops: Sequence[LoadPoint], targets: Targets) -> go.Figure:
     """Throughput per device against the speed of a request: a curve per setting, dotted at the bound.
 
     Loops within the targets are filled, those on the Pareto front ringed; `customdata` has their places.
@@ -116,7 +125,7 @@ def figure(loops: Sequence[ClosedLoop], targets: Targets) -> go.Figure:
     names = list(dict.fromkeys(one.name for one in loops))
     chart = frame(
         "Throughput against the speed of a request",
-        f"a point per concurrency, filled where p{targets.percentile} is within TTFT {seconds(targets.ttft_s)} and "
+        f"a point per load, filled where p{targets.percentile} is within TTFT {seconds(targets.ttft_s)} and "
         f"TPOT {seconds(targets.tpot_s)}; dotted: bounds; rings: Pareto front",
         height=460,
     )  # fmt: skip
@@ -148,22 +157,22 @@ def figure(loops: Sequence[ClosedLoop], targets: Targets) -> go.Figure:
     return chart
 
 
-def _has_expected(loops: Sequence[ClosedLoop], name: str) -> bool:
+def _has_expected(loops: Sequence[LoadPoint], name: str) -> bool:
     return any(one.name == name and one.basis == "expected" for one in loops)
 
 
-def _hover(one: ClosedLoop, targets: Targets) -> str:
-    _, concurrency, speed, rate, ttft, tpot, cost, energy = _line(one, f"p{targets.percentile}")
+def _hover(one: LoadPoint, targets: Targets) -> str:
+    _, _, speed, rate, ttft, tpot, cost, energy = _line(one, f"p{targets.percentile}")
     basis = "at the bound" if one.basis == "bound" else "expected"
     return "<br>".join((
-        f"<b>{one.name}, concurrency {concurrency}</b>, {basis}", f"{speed} tok/s per request, {rate} per device",
+        f"<b>{one.name}, {one.load}</b>, {basis}", f"{speed} tok/s per request, {rate} per device",
         f"p{targets.percentile}: TTFT {ttft}, TPOT {tpot}",
         f"USD {cost} per million output tokens, {energy} J per token",
         *_hover_tasks(one, targets),
     ))  # fmt: skip
 
 
-def _hover_tasks(one: ClosedLoop, targets: Targets) -> list[str]:
+def _hover_tasks(one: LoadPoint, targets: Targets) -> list[str]:
     """A line on sessions or tasks, where requests are parts of these."""
     if not one.kind:
         return []

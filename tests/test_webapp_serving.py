@@ -16,7 +16,7 @@ from dash.exceptions import PreventUpdate
 from llmviewer.cli import cli
 from llmviewer.errors import InputError
 from llmviewer.reports.serving import REPORT
-from llmviewer.reports.serving_front import ClosedLoop, Targets, figure, front, front_lines
+from llmviewer.reports.serving_front import LoadPoint, Targets, figure, front, front_lines
 from llmviewer.serving.simulation import simulate
 from llmviewer.units import seconds
 from llmviewer.webapp import traffic
@@ -38,7 +38,7 @@ def loop(place, speed, per_device, *, ttft_s=0.1, basis="expected", name="a"):
     times = {f"{key}_p{p}_s": value for p in (50, 90, 99) for key, value in (("ttft", ttft_s), ("tpot", 1 / speed))}
     numbers = {"speed": speed, "per_device": per_device, "tokens_per_s": per_device, "usd_per_million": 1.0,
                "joules_per_token": float("nan"), **times}  # fmt: skip
-    return ClosedLoop(name=name, place=place, basis=basis, concurrency=place + 1, numbers=numbers)
+    return LoadPoint(name=name, place=place, basis=basis, concurrency=place + 1, numbers=numbers)
 
 
 def test_closed_loop_point_equals_simulate(rows):
@@ -54,10 +54,10 @@ def test_closed_loop_point_equals_simulate(rows):
 
 
 def test_collected_results_are_drawn_and_damaged_ones_refused(rows):
-    loops, reasons = serving.loops_of(json.dumps(rows), ASKED)
+    loops, reasons = serving.loads_of(json.dumps(rows), ASKED)
     assert len(loops) == 2 * len(rows)
     assert reasons == []
-    assert serving.loops_of(None, ASKED) == ([], [])
+    assert serving.loads_of(None, ASKED) == ([], [])
     for damaged in (
         "{",
         "3",
@@ -66,21 +66,21 @@ def test_collected_results_are_drawn_and_damaged_ones_refused(rows):
         '[{"place": 0, "reason": "", "bound": 3}]',
     ):
         with pytest.raises(InputError, match="are damaged; reload the page"):
-            serving.loops_of(damaged, ASKED)
+            serving.loads_of(damaged, ASKED)
 
 
 def test_impossible_settings_carry_a_reason():
-    places = {(one.device, one.tp): i for i, one in enumerate(serving.loop_settings(ASKED))}
+    places = {(one.device, one.tp): i for i, one in enumerate(serving.load_settings(ASKED))}
     assert places.keys() == {("h100-sxm", tp) for tp in (1, 2, 4, 8)}
     row = serving.simulated(ASKED, places["h100-sxm", 8])
     assert "tp=8 does not divide the 12 heads" in row["reason"]
-    assert serving.loops_of(json.dumps([row]), ASKED) == ([], [f"h100-sxm tp=8: {row['reason']}"])
+    assert serving.loads_of(json.dumps([row]), ASKED) == ([], [f"h100-sxm tp=8: {row['reason']}"])
 
 
 def test_simulations_depend_on_lengths_not_on_targets_or_batch():
-    link = serving.loops_link(ASKED)
-    assert serving.loops_link(replace(ASKED, ttft=10, tpot=5, within="p99", batch=7, phase="prefill")) == link
-    assert serving.loops_link(replace(ASKED, prompt=65)) != link
+    link = serving.loads_link(ASKED)
+    assert serving.loads_link(replace(ASKED, ttft=10, tpot=5, within="p99", batch=7, phase="prefill")) == link
+    assert serving.loads_link(replace(ASKED, prompt=65)) != link
 
 
 def test_pareto_front_holds_undominated_points_within_targets():
@@ -104,7 +104,7 @@ def test_pareto_front_holds_undominated_points_within_targets():
 
 
 def test_points_of_the_front_link_to_their_setting_and_to_a_plan(rows):
-    loops, reasons = serving.loops_of(json.dumps(rows), ASKED)
+    loops, reasons = serving.loads_of(json.dumps(rows), ASKED)
     text = json.dumps(tab._result(loops, reasons, ASKED), default=lambda part: part.to_plotly_json())
     assert "batch=256" in text
     assert "llmviewer plan gpt2 --hardware h100-sxm --rate" in text
@@ -127,15 +127,18 @@ SERVED = (
     State(model="llama-3.2-1b", traffic="tasks", replicas=2, router="prefix-aware", quant="fp8", engine="vllm"),
     State(model="gpt2", prompt=64, gen=8, replicas=3, router="least-loaded", on=("l40s",), tp=2,
           set=("l40s:memory.bandwidth=2x",)),
+    State(model="gpt2", prompt=64, gen=8, load="rates", rates="40, 10", tenants="1,2", order="vtc"),
+    State(model="gpt2", prompt=64, gen=8, load="rates", rates="10, 40", prefill_replicas=2, replicas=2),
+    State(model="gpt2", prompt=20, gen=8, load="rates", rates="1, 2", traffic="sessions", order="srpt", engine="vllm"),
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("state", SERVED, ids=lambda state: state.traffic)
+@pytest.mark.parametrize("state", SERVED, ids=lambda state: f"{state.traffic}-{state.load}-{state.order}")
 def test_commands_print_the_numbers_of_the_page(state, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "research.yaml").write_text(traffic.example_text())
     place = 1
-    command = shlex.split(serving.simulate_command(state, serving.loop_settings(state)[place]))
+    command = shlex.split(serving.simulate_command(state, serving.load_settings(state)[place]))
     result = CliRunner().invoke(cli, [*command[1:], "--format", "json"])
     assert result.exit_code == 0, result.output
     printed, shown = json.loads(result.output), serving.simulated(state, place)
@@ -147,10 +150,23 @@ def test_commands_print_the_numbers_of_the_page(state, tmp_path, monkeypatch):
             assert shown[name]["usd_per_task"] == pytest.approx(numbers["tasks"]["usd"], abs=1e-9)
 
 
+def test_arrivals_at_rates_are_points_of_the_front():
+    state = SERVED[3]
+    assert [one.rate for one in serving.load_settings(state)[:2]] == [10, 40]
+    loads, reasons = serving.loads_of(json.dumps([serving.simulated(state, place) for place in range(2)]), state)
+    assert not reasons
+    assert [one.load for one in loads if one.basis == "expected"] == ["10 req/s", "40 req/s"]
+    assert front_lines(loads, serving.targets(state))[0][1] == "arrivals/s"
+    assert serving.loads_link(state) != serving.loads_link(replace(state, rates="10"))
+    disaggregated = serving.plan_command(SERVED[4], loads[0])
+    assert " --disaggregated" in disaggregated
+    assert "shares 1,2, waiting requests by vtc" in tab._about(state)
+
+
 def test_the_front_of_sessions_and_tasks_has_their_time_hits_and_cost():
     state = SERVED[0]
     rows = [serving.simulated(state, place) for place in range(3)]
-    loops, _ = serving.loops_of(json.dumps(rows), state)
+    loops, _ = serving.loads_of(json.dumps(rows), state)
     head, first, *_ = front_lines(loops, serving.targets(state))
     assert head[-3:] == ("E2E of a session p90", "cache hits", "USD per session")
     best = front(loops, serving.targets(state))[0].numbers
@@ -163,7 +179,7 @@ def test_the_front_of_sessions_and_tasks_has_their_time_hits_and_cost():
 
 def test_a_point_has_the_report_of_its_simulation():
     state = SERVED[1]
-    one = serving.loop_settings(state)[1]
+    one = serving.load_settings(state)[1]
     run = serving.simulation(state, one)
     content = json.dumps(tab._report(state, 1), default=lambda part: part.to_plotly_json())
     for table in REPORT.tables(run):
@@ -176,6 +192,9 @@ def test_a_point_has_the_report_of_its_simulation():
     ("changes", "told"),
     [
         ({"router": "session"}, "Router session needs sessions or tasks"),
+        ({"load": "rates", "rates": "2, fast"}, "Arrivals [1/s] must be 1 to 8 numbers above 0"),
+        ({"tenants": "1,-2"}, "Tenants must be 1 to"),
+        ({"load": "rates", "prefill_replicas": 1, "order": "vtc"}, "Waiting requests must be arrival with Prefill"),
         ({"traffic": "sessions", "think_time": "soon"}, "Think time [s] must be a time, 0.5"),
         ({"traffic": "tasks", "tasks": "file:mine.yaml"}, "file:mine.yaml: the file is not on this page"),
     ],
@@ -212,7 +231,7 @@ def test_documentation_has_the_example_task():
 def test_points_of_earlier_settings_are_not_drawn(rows):
     app = create()
     draw = next(one["callback"].__wrapped__ for key, one in app.callback_map.items() if "serving-result" in key)
-    text = f"{serving.loops_link(ASKED)}#{json.dumps(rows)}"
+    text = f"{serving.loads_link(ASKED)}#{json.dumps(rows)}"
     assert draw(text, ASKED.link, [])
     sessions = replace(ASKED, traffic="sessions")  # which has fewer points
     with pytest.raises(PreventUpdate):

@@ -12,6 +12,7 @@ from llmviewer.errors import InputError
 from llmviewer.expectation.device import find_device
 from llmviewer.expectation.families import FAMILIES
 from llmviewer.expectation.index import index
+from llmviewer.expectation.profile import SIMILARITY_CLASSES
 from llmviewer.expectation.rows import read
 from llmviewer.expectation.validate import predict, validate
 
@@ -61,9 +62,10 @@ def test_error_table_equals_the_errors_of_the_profiles():
     figure = validation.errors_figure(found).figure
     dots = {trace.name: sorted(trace.x) for trace in figure.data if trace.type == "box"}
     assert dots["h100-sxm"] == sorted(kernel_fit.held_out.mape for kernel_fit in fits)
-    for name in ("siblings", "same maker", "others"):
-        carried = sorted(error.mape for key, error in index().errors.items() if key[-1] == name)
-        assert dots[f"transferred from {name}"] == carried
+    carried = sorted(error.mape for key, error in index().errors.items() if key[-1] in SIMILARITY_CLASSES)
+    assert dots["transferred from other devices"] == carried
+    assert len(dots) == 5
+    assert sum(map(len, dots.values())) == len(fits) + len(index().errors)
     assert len(validation.transfer_table()) == 1 + len(index().errors)
 
 

@@ -12,12 +12,13 @@ from dash_ag_grid import AgGrid
 
 from llmviewer.expectation.engines import engine_names, find_engine
 from llmviewer.parameters import DEGREES
+from llmviewer.serving.policy import ORDERS
 from llmviewer.serving.routers import ROUTERS
 
 from .fields import AS_PUBLISHED, AT_CONTEXT, FILE_TYPES, FIRST, OPERANDS, SLIDER_MAX_LOG2
 from .options import device_options, model_options, task_options, technique_options
 from .results import model_catalogue
-from .state import FIELD_TYPES, MAX_FILE_BYTES, TRAFFIC, IntegerField, State, libraries
+from .state import FIELD_TYPES, LOADS, MAX_FILE_BYTES, TRAFFIC, IntegerField, State, libraries
 from .traffic import example_text
 from .views.timeline import MAX_TRACE_BYTES
 from .words import CONTROLS
@@ -29,6 +30,10 @@ _FORMAT_LABELS: Final = {
 }  # fmt: skip
 PHASES: Final = {"decode": "Decode", "prefill": "Prefill"}
 STEPS: Final = {FIRST: "first", "mean": "mean", "last": "last", AT_CONTEXT: "at context"}
+_ORDERS: Final = {
+    "arrival": "by arrival", "sjf": "shortest output first", "srpt": "least work left first",
+    "mlfq": "feedback queues", "vtc": "fair shares",
+}  # fmt: skip
 _PASTED_NAMES: Final = {"model": "config", "tasks": "my-task"}  # of files without a name
 _RECORDINGS: Final = {"ranks": "ranks of a run", "pair": "before, after"}
 _MAX_ERROR_CHARACTERS: Final = 140  # about four lines; longer errors are folded
@@ -167,9 +172,17 @@ def serving_controls(state: State) -> Component:
                                                searchable=False),
                          drop("tasks-file", "or drop a YAML file here", max_bytes=MAX_FILE_BYTES, multiple=True),
                          _paste("tasks", "YAML", example_text())),
+                _control("load", _radio("load", {name: name for name in LOADS}, state.load)),
+                _control("rates", dcc.Input(id="rates", type="text", value=state.rates, debounce=True,
+                                            spellCheck=False)),
+                _integer("prefill_replicas", placeholder="0"),
                 _integer("replicas"),
                 _control("router", dcc.Dropdown([{"label": name, "value": name} for name in ROUTERS], state.router,
                                                 id="router", clearable=False, searchable=False)),
+                _control("tenants", dcc.Input(id="tenants", type="text", value="", debounce=True, placeholder="1,2",
+                                              spellCheck=False)),
+                _control("order", dcc.Dropdown([{"label": _ORDERS[name], "value": name} for name in ORDERS],
+                                               state.order, id="order", clearable=False, searchable=False)),
             ], className="asked narrow"),
         ],
         id="serving-controls",

@@ -95,13 +95,19 @@ def summary(results: tuple[DeviceResult, ...], state: State) -> list[Component]:
     ]  # fmt: skip
 
 
+def _detail(text: str) -> list[Component | str]:
+    """An expected value, and its interval, for which narrow pages have no room."""
+    value, bracket, interval = overview.broken_before_interval(text).partition("(")
+    return [value, *([html.Span(f"({interval}", className="interval")] if bracket else [])]
+
+
 def _totals(results: tuple[DeviceResult, ...], state: State) -> Component:
     """Table of totals, one row per device."""
     lines = [
         tuple(
             [
                 html.Span(one.value, className="alarm") if one.alarm else one.value,
-                *([html.Span(overview.broken_before_interval(one.detail), className="more")] if one.detail else []),
+                *([html.Span(_detail(one.detail), className="more")] if one.detail else []),
             ]
             for one in line
         )

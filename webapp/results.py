@@ -46,7 +46,8 @@ _MAX_BY_PARAMETER: Final = {"gamma": 64}
 _RESET_ORDER: Final = (
     "measured", "techniques", "quant", "offload", "set", "library", "memory_fraction", "max_num_seqs",
     "max_num_batched_tokens", "max_model_len", "engine", "attention", "mla", "accounting", "skew", "mtp", "images",
-    "router", "think_time", "traffic", "step", "context", "cp", "dp", "ep", "pp", "tp", "gen", "prompt", "batch",
+    "router", "order", "tenants", "rates", "load", "think_time", "traffic",
+    "step", "context", "cp", "dp", "ep", "pp", "tp", "gen", "prompt", "batch",
 )  # fmt: skip
 _OWN_SOURCE: Final = "own"  # key of the source of numbers that the user gave
 _CACHED_RESULTS: Final = 16  # up to 1 MB each: a device has some 10 settings in "What would help"

@@ -20,6 +20,7 @@ from llmviewer.options import PARAMETERS, RequestOptions
 from llmviewer.parallel.layout import Layout
 from llmviewer.parameters import declared
 from llmviewer.records import frozen
+from llmviewer.serving.policy import FIRST_COME_FIRST_SERVED, ORDERS
 from llmviewer.serving.routers import ROUND_ROBIN, ROUTERS
 
 MAX_FILE_BYTES: Final = 1_000_000  # of an uploaded model or device
@@ -33,6 +34,7 @@ MAX_PINS: Final = 6
 MAX_NAME_CHARACTERS: Final = 40  # of a pin
 RECORDINGS: Final = ("ranks", "pair")  # what several traces are
 TRAFFIC: Final = ("requests", "sessions", "tasks")  # what clients send to a server
+LOADS: Final = ("clients", "rates")  # of servers: closed loops of clients, or arrivals at random times
 EXAMPLE_TASK: Final = "research"  # the task of an agent that ships, of assets/research.yaml
 PIN_NAME: Final = "name"  # key of the name of a pin, in its link
 _MAX_DEVICES: Final = 8
@@ -254,6 +256,9 @@ class State:
     traffic  what the clients of serving send: one of TRAFFIC. A session has `session_turns`, each a `think_time` after
              the answer before, and begins with `system_prompt` tokens; `tasks` is a file with the calls of a task
     replicas, router  servers of serving, and which of them serves a request
+    load, rates      one of LOADS, and mean arrival rates [1/s], separated by commas
+    prefill_replicas  further servers that run all prefills of arrivals
+    tenants, order   shares of the requests by tenant, and the order in which waiting requests are admitted
     ttft, tpot  latency targets of serving [ms], that the percentile `within` of the requests meets
     pins     settings to compare with this one, each as pin_link() writes it
     recordings  what several traces are, one of RECORDINGS
@@ -306,6 +311,11 @@ class State:
     tasks: str = _field(OneOf(choices=lambda: (EXAMPLE_TASK,), allows_file=True), EXAMPLE_TASK)
     replicas: int = _field(IntegerField(minimum=1, maximum=64), 1)
     router: str = _field(_words(*ROUTERS), ROUND_ROBIN)
+    load: str = _field(_words(*LOADS), LOADS[0])
+    rates: str = _field(Text(), "1, 2, 4, 8, 16")
+    prefill_replicas: int = _field(IntegerField(minimum=0, maximum=64), 0)
+    tenants: str = _field(Text(), "")
+    order: str = _field(_words(*ORDERS), FIRST_COME_FIRST_SERVED)
     ttft: int = _field(IntegerField(minimum=1, maximum=1_000_000), 2048)
     tpot: int = _field(IntegerField(minimum=1, maximum=100_000), 64)
     within: str = _field(_words("p50", "p90", "p99"), "p90")
@@ -444,8 +454,9 @@ class State:
         )
 
 
+LOAD_FIELDS: Final = ("replicas", "router", "load", "rates", "prefill_replicas", "tenants", "order")  # of all traffic
 SERVED_FIELDS: Final = (
-    "traffic", "session_turns", "think_time", "system_prompt", "tasks", "replicas", "router",
+    "traffic", "session_turns", "think_time", "system_prompt", "tasks", *LOAD_FIELDS,
 )  # fmt: skip
 _SHOWN_FIELDS: Final = (  # that no analysis depends on
     "phase", "tab", "op", "sweep", "curves", "quants", "pins", "recordings", "passes", "stage",

@@ -9,10 +9,12 @@ from typing import Any, Final
 import numpy as np
 
 from llmviewer.documents import parse_yaml
-from llmviewer.errors import InputError
+from llmviewer.errors import InputError, quoted
 from llmviewer.serving.calls import CallLimits
 from llmviewer.serving.delays import parse_delays
+from llmviewer.serving.policy import FIRST_COME_FIRST_SERVED
 from llmviewer.serving.routers import ROUND_ROBIN
+from llmviewer.serving.simulation import tenant_shares
 from llmviewer.serving.task_files import Task, parse_task
 
 from .state import EXAMPLE_TASK, FILE_PREFIX, File, State
@@ -21,17 +23,57 @@ from .words import CONTROLS
 _LIMITS: Final = CallLimits(calls=20_000, blocks=500_000)  # of a simulation: some 50 MB
 _SAMPLED_CALLS: Final = 300  # for the mean of calls per task
 _EXAMPLE_FILE: Final = Path(__file__).with_name("assets") / f"{EXAMPLE_TASK}.yaml"
+_MAX_RATES: Final = 8  # arrival rates of a curve
+_MAX_RATE: Final = 10_000  # [1/s]
 _SESSION_ROUTERS: Final = ("prefix-aware", "session")
 
 
 def check(state: State) -> None:
     """Raises InputError, in the words of the page, if clients cannot send what a state describes."""
+    if state.load == "rates":
+        rates(state)
+    if state.tenants:
+        _check_tenants(state)
+    if _disaggregated(state) and state.order != FIRST_COME_FIRST_SERVED:
+        raise InputError(
+            f"{CONTROLS['order'].label} must be {FIRST_COME_FIRST_SERVED} with {CONTROLS['prefill_replicas'].label}: "
+            f"no replica both prefills and decodes; got {state.order}"
+        )
     if state.traffic == "sessions":
         parse_delays(state.think_time or "0", CONTROLS["think_time"].label)
     elif state.traffic == "tasks":
         mean_calls(state)
     elif state.router in _SESSION_ROUTERS:
         raise InputError(f"{CONTROLS['router'].label} {state.router} needs sessions or tasks; choose these, or another")
+
+
+def rates(state: State) -> tuple[float, ...]:
+    """Mean arrival rates of a state, ascending. [1/s]
+
+    Raises InputError if they are invalid.
+    """
+    try:
+        values = sorted({float(text) for text in state.rates.split(",")})
+    except ValueError:
+        values = []
+    if not 0 < len(values) <= _MAX_RATES or not 0 < values[0] <= values[-1] <= _MAX_RATE:
+        raise InputError(
+            f"{CONTROLS['rates'].label} must be 1 to {_MAX_RATES} numbers above 0, at most {_MAX_RATE:,}, such as "
+            f"0.5, 1, 2; got {quoted(state.rates)}"
+        )
+    return tuple(values)
+
+
+def _check_tenants(state: State) -> None:
+    try:
+        tenant_shares(state.tenants)
+    except InputError as error:
+        raise InputError(str(error).replace("tenants", CONTROLS["tenants"].label, 1)) from None
+
+
+def _disaggregated(state: State) -> bool:
+    """Whether prefills run on replicas of their own, which closed loops do not have."""
+    return state.load == "rates" and state.prefill_replicas > 0
 
 
 def task(state: State) -> Task:
@@ -83,6 +125,8 @@ def arguments(state: State) -> dict[str, Any]:
     """The arguments of simulate() on what each client sends, and to which servers."""
     servers: dict[str, Any] = {"replicas": state.replicas} if state.replicas > 1 else {}
     servers |= {"router": state.router} if state.router != ROUND_ROBIN else {}
+    servers |= {"tenants": state.tenants} if state.tenants else {}
+    servers |= {"prefill_replicas": state.prefill_replicas} if _disaggregated(state) else {}
     if state.traffic == "tasks":
         return {"tasks": task(state), **servers}
     lengths = {"prompt_lengths": state.prompt, "gen_lengths": state.gen}

@@ -99,6 +99,23 @@ CONTROLS: Final[Mapping[str, ControlWords]] = {
     ),
     "replicas": ControlWords("Replicas", "Copies of the model, each on the devices of its layout.", "replica"),
     "router": ControlWords("Router", "Chooses the replica that serves a request.", "router"),
+    "load": ControlWords(
+        "Load",
+        "Clients that each wait for an answer before they send more, or arrivals at random times.",
+        "concurrency",
+    ),
+    "rates": ControlWords(
+        "Arrivals [1/s]",
+        "Mean rates of requests, sessions or tasks, at most 8, separated by commas.",
+        "arrival rate",
+    ),
+    "prefill_replicas": ControlWords(
+        "Prefill replicas", "Further replicas for prefills alone; the others then only decode.", "disaggregation"
+    ),
+    "tenants": ControlWords("Tenants", "Share of the requests that each tenant sends: 1,2 or 1,1,8.", "arrival rate"),
+    "order": ControlWords(
+        "Waiting requests", "Which of them is admitted first; fair shares are those of tenants.", "queue time"
+    ),
     "ttft": ControlWords(
         "TTFT target [ms]", "Longest time to first token of the requests within the percentile.", "TTFT"
     ),

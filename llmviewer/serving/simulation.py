@@ -435,6 +435,11 @@ def _with_tenants(traffic: Traffic, tenants: str | None, seed: int) -> Traffic:
         return traffic
     if traffic.tenants is not None:
         raise InputError(f"tenants must be left out with arrivals that name the tenant of each; got {tenants!r}")
+    return traffic.shared_among(tenant_shares(tenants), seed)
+
+
+def tenant_shares(tenants: str) -> list[float]:
+    """Shares of the requests of each tenant, such as "1,2". Raises InputError if they are none."""
     try:
         shares = [float(part) for part in str(tenants).split(",")]
     except ValueError:
@@ -443,7 +448,7 @@ def _with_tenants(traffic: Traffic, tenants: str | None, seed: int) -> Traffic:
         raise InputError(
             f"tenants must be 1 to {_MAX_TENANTS} positive shares of the requests, such as 1,2; got {tenants!r}"
         )
-    return traffic.shared_among(shares, seed)
+    return shares
 
 
 def _check_span(traffic: Traffic, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from ..state import State
 from ..views import overview
 from ..words import page_text
 
+_NUMBERED: Final = re.compile(r"\d+\. ")
 TAB_KEY_LEAVES_GRID: Final[Any] = {  # Tab leaves a grid, in which arrows go from cell to cell
     name: {"function": "false"} for name in ("tabToNextCell", "tabToNextHeader")
 }
@@ -98,12 +100,17 @@ def with_code(text: str) -> list[Component | str]:
     return [html.Code(part) if place % 2 else part for place, part in enumerate(text.split("`"))]
 
 
+def _remark(text: str) -> Component:
+    """A remark of a list; one that has a number has no mark beside it."""
+    return html.Li(page_text(text), className="numbered" if _NUMBERED.match(text) else "")
+
+
 def report_parts(report: Report[Any], result: Any, *drawings: Component) -> list[Component]:
     """Cards, remarks, drawings and tables of a report, in the words of the page."""
     return [
         cards(report.cards(result)),
         panel(
-            html.Ul([html.Li(page_text(one)) for one in report.remarks(result)], className="said"),
+            html.Ul([_remark(one) for one in report.remarks(result)], className="said"),
             html.P(with_code(page_text(report.basis(result))), className="soft"),
             className="bounds",
         ),

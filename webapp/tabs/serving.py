@@ -19,7 +19,8 @@ from dash.exceptions import PreventUpdate
 from llmviewer.errors import InputError
 from llmviewer.reports.phrases import below
 from llmviewer.reports.serving import REPORT
-from llmviewer.reports.serving_front import ClosedLoop, front, front_lines
+from llmviewer.reports.serving_front import LoadPoint, front, front_lines
+from llmviewer.serving.policy import FIRST_COME_FIRST_SERVED
 from llmviewer.units import counted
 
 from .. import traffic
@@ -49,7 +50,7 @@ def show(results: tuple[DeviceResult, ...], state: State) -> Component:
     if not first.model.generates or (state.gen < 2 and state.traffic != "tasks"):
         return panel(html.P("Serving needs a model that generates, and at least 2 generated tokens."),
                      className="serving")  # fmt: skip
-    jobs = {"link": serving.loops_link(state), "total": len(serving.loop_settings(state))}
+    jobs = {"link": serving.loads_link(state), "total": len(serving.load_settings(state))}
     return html.Div([
         dcc.Store(id="serving-jobs", data=json.dumps(jobs)), dcc.Store(id="serving-ask"), dcc.Store(id="serving-got"),
         dcc.Store(id="serving-points"),
@@ -71,50 +72,58 @@ def show(results: tuple[DeviceResult, ...], state: State) -> Component:
 def _choices(state: State) -> list[dict[str, Any]]:
     """The loops to choose from, by place."""
     return [
-        {"label": f"{one.name}, concurrency {one.concurrency}", "value": str(place)}
-        for place, one in enumerate(serving.loop_settings(state))
+        {"label": f"{one.name}, {one.load}", "value": str(place)}
+        for place, one in enumerate(serving.load_settings(state))
     ]
 
 
 def _about(state: State) -> str:
-    """The loops in words."""
+    """The loads in words."""
     degrees = serving.degrees(state)
     layouts = f", in tensor parallelism of {_listed(degrees)}" if len(degrees) > 1 else ""
     copies = f", on {state.replicas} replicas, router {state.router}" if state.replicas > 1 else ""
+    order = f", waiting requests by {state.order}" if state.order != FIRST_COME_FIRST_SERVED else ""
+    tenants = f", of tenants with shares {state.tenants}" if state.tenants else ""
+    if state.load == "rates":
+        rates = [f"{rate:g}" for rate in traffic.rates(state)]
+        load = f"Random arrivals of {_listed(rates)} {state.traffic} per second, {_sent(state)}"
+        copies += f", with {counted(state.prefill_replicas, 'prefill replica')}" if state.prefill_replicas else ""
+    else:
+        load = f"Closed loops of {_listed(serving.concurrencies(state))} clients with {_sent(state)}"
     return (
-        f"Closed loops of {_listed(serving.concurrencies(state))} clients with {_sent(state)}, simulated as by "
-        f"`llmviewer simulate`{copies}{layouts}. Batches form from the requests in flight; the control Batch is not "
-        "used. Costs: cloud prices. Energy: TDP."
+        f"{load}{tenants}{order}, simulated as by `llmviewer simulate`{copies}{layouts}. Batches form from requests in "
+        "flight; the control Batch is not used. Costs: cloud prices. Energy: TDP."
     )
 
 
 def _sent(state: State) -> str:
-    """Requests of a client, in words."""
+    """Requests of a client or an arrival, in words."""
+    one = "" if state.load == "rates" else " at a time,"
     lengths = f"{state.prompt} input and {state.gen} output tokens"
     if state.traffic == "requests":
         return f"{lengths} per request"
     if state.traffic == "tasks":
         name, calls = traffic.task(state).name, traffic.mean_calls(state)
-        return f"a task {name} at a time, of {calls:.3g} calls in the mean"
+        return f"a task {name}{one} of {calls:.3g} calls in the mean"
     system = f", after a system prompt of {state.system_prompt} tokens" if state.system_prompt else ""
     think = f", think time {state.think_time}" if state.think_time else ""
-    return f"a session at a time, of {counted(state.session_turns, 'turn')} of {lengths} each{think}{system}"
+    return f"a session{one} of {counted(state.session_turns, 'turn')} of {lengths} each{think}{system}"
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def _listed(numbers: Sequence[object]) -> str:
     *firsts, last = map(str, numbers)
-    return f"{', '.join(firsts)} and {last}"
+    return f"{', '.join(firsts)} and {last}" if firsts else last
 
 
-def _result(loops: Sequence[ClosedLoop], reasons: Sequence[str], state: State) -> list[Component]:
+def _result(loops: Sequence[LoadPoint], reasons: Sequence[str], state: State) -> list[Component]:
     """Figure, Pareto front and what to start for the best loop within the targets."""
     wanted_targets = serving.targets(state)
     best = front(loops, wanted_targets)
     lines = front_lines(loops, wanted_targets)
-    settings = serving.loop_settings(state)
+    settings = serving.load_settings(state)
     rows = [
         (
-            dcc.Link(line[0], href=replace(serving.loop_state(state, settings[one.place]), tab="overview").link or "?"),
+            dcc.Link(line[0], href=replace(serving.load_state(state, settings[one.place]), tab="overview").link or "?"),
             *line[1:],
         )
         for one, line in zip(best, lines[1:], strict=True)
@@ -137,7 +146,7 @@ def _result(loops: Sequence[ClosedLoop], reasons: Sequence[str], state: State) -
 
 def _report(state: State, place: int) -> list[Component]:
     """The report of a loop, as `llmviewer simulate` prints it."""
-    one = serving.loop_settings(state)[place]
+    one = serving.load_settings(state)[place]
     run = serving.simulation(state, one)
     title = REPORT.title(run)
     return [
@@ -166,7 +175,7 @@ def register(app: Dash) -> None:
         if not separator:
             raise PreventUpdate
         state = shown_state(link, files)
-        if not place.isdecimal() or int(place) >= len(serving.loop_settings(state)):
+        if not place.isdecimal() or int(place) >= len(serving.load_settings(state)):
             raise InputError("serving: no such point; reload the page")
         return json.dumps({"link": link, **serving.simulated(state, int(place))})
 
@@ -176,10 +185,10 @@ def register(app: Dash) -> None:
     )  # fmt: skip
     def draw(points: str | None, link: str, files: Any) -> list[Component]:
         state = shown_state(link, files)
-        loops_link, _, rows = (points or "").partition(_SEPARATOR)
-        if loops_link != serving.loops_link(state):
+        loads_link, _, rows = (points or "").partition(_SEPARATOR)
+        if loads_link != serving.loads_link(state):
             raise PreventUpdate  # they are of earlier settings
-        return _result(*serving.loops_of(rows, state), state)
+        return _result(*serving.loads_of(rows, state), state)
 
     register_clientside(
         app,

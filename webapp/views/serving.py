@@ -1,4 +1,4 @@
-"""Throughput against the speed of a request: closed loops on devices and layouts, a simulation per point."""
+"""Throughput against the speed of a request: devices and layouts under several loads, a simulation per point."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from llmviewer.records import frozen
 from llmviewer.reports import serving_front
 from llmviewer.reports.page_figures import PageFigure, page_figure
 from llmviewer.reports.parts import option_words
-from llmviewer.reports.serving_front import PERCENTILES, ClosedLoop, Targets
+from llmviewer.reports.serving_front import PERCENTILES, LoadPoint, Targets
 from llmviewer.serving.outcome import Simulation
-from llmviewer.serving.simulation import simulate
+from llmviewer.serving.policy import FIRST_COME_FIRST_SERVED
+from llmviewer.serving.simulation import scheduling_options, simulate
 
 from .. import traffic
 from ..cpu_limit import check_limit
 from ..errors import error_line
 from ..results import setting_on
-from ..state import FILE_PREFIX, SERVED_FIELDS, State
+from ..state import FILE_PREFIX, LOAD_FIELDS, SERVED_FIELDS, State
 
 _CONCURRENCIES: Final = (1, 4, 16, 64, 256)
 _TASK_CONCURRENCIES: Final = (1, 4, 16, 32)  # of sessions and tasks, which have several requests
 _DEGREES: Final = (1, 2, 4, 8)  # of tensor parallelism, where the setting has one device
 _MAX_DEVICES_WITH_LAYOUTS: Final = 2  # with more, each has the layout of the setting
 _REQUESTS_PER_CLIENT, _TASKS_PER_CLIENT = 10, 5
+_REQUESTS_OF_RATE, _TASKS_OF_RATE = 400, 50
 _MIN_REQUESTS: Final = 20
 _MAX_CALLS: Final = 1000  # of sessions and tasks: some two seconds
 _MAX_LOOPS: Final = 64
@@ -44,17 +46,27 @@ _MAX_REASON_CHARACTERS: Final = 300
 
 
 @frozen(kw_only=True)
-class LoopSetting:
-    """A closed loop to simulate: a device, a degree of tensor parallelism and a number of clients."""
+class LoadSetting:
+    """A load to simulate on a device and a degree of tensor parallelism.
+
+    concurrency  clients of a closed loop; 0 of arrivals at random times
+    rate         mean rate of these; 0 of a closed loop [1/s]
+    """
 
     device: str
     tp: int
-    concurrency: int
+    concurrency: int = 0
+    rate: float = 0.0
 
     @property
     def name(self) -> str:
         """Device and degree, such as "h100-sxm tp=2"."""
         return f"{self.device} tp={self.tp}" if self.tp > 1 else self.device
+
+    @property
+    def load(self) -> str:
+        """The load in words."""
+        return f"{self.rate:g}/s" if self.rate else f"concurrency {self.concurrency}"
 
 
 def concurrencies(state: State) -> tuple[int, ...]:
@@ -68,35 +80,50 @@ def degrees(state: State) -> tuple[int, ...]:
     return (state.tp,) if has_layout else _DEGREES
 
 
-def loop_settings(state: State) -> tuple[LoopSetting, ...]:
-    """The loops of a state, in the order in which they are simulated: each concurrency on all devices and layouts."""
-    sides = [(device, tp) for device in state.on for tp in degrees(state)]
-    return tuple(
-        LoopSetting(device=device, tp=tp, concurrency=concurrency)
-        for device, tp in sides
-        for concurrency in concurrencies(state)
+def load_settings(state: State) -> tuple[LoadSetting, ...]:
+    """The loads of a state, in the order in which they are simulated: all of a device and layout, then the next."""
+    loads: list[dict[str, Any]] = (
+        [{"rate": rate} for rate in traffic.rates(state)]
+        if state.load == "rates"
+        else [{"concurrency": number} for number in concurrencies(state)]
     )
+    sides = [(device, tp) for device in state.on for tp in degrees(state)]
+    return tuple(LoadSetting(device=device, tp=tp, **load) for device, tp in sides for load in loads)
 
 
-def loops_link(state: State) -> str:
-    """Link to the inputs of the loops: states with equal ones have equal loops."""
-    names = ("replicas", "router") if state.traffic == "requests" else SERVED_FIELDS
+def loads_link(state: State) -> str:
+    """Link to the inputs of the loads: states with equal ones have equal points."""
+    names = LOAD_FIELDS if state.traffic == "requests" else SERVED_FIELDS
     served = {name: getattr(state, name) for name in names}
     return replace(state.analysis_inputs, batch=1, context=0, step="", measured="", **served).link
 
 
-def arguments(state: State, one: LoopSetting) -> dict[str, Any]:
-    """The arguments of simulate() for a loop, besides its setting."""
-    if state.traffic == "requests":
-        requests = _REQUESTS_PER_CLIENT * one.concurrency
+def arguments(state: State, one: LoadSetting) -> dict[str, Any]:
+    """The arguments of simulate() for a load, besides its setting."""
+    if one.rate:
+        load, requests = {"rate": one.rate}, _REQUESTS_OF_RATE
+        if state.traffic != "requests":
+            requests = min(round(_TASKS_OF_RATE * traffic.mean_calls(state)), _MAX_CALLS)
+    elif state.traffic == "requests":
+        load, requests = {"concurrency": one.concurrency}, _REQUESTS_PER_CLIENT * one.concurrency
     else:
+        load = {"concurrency": one.concurrency}
         requests = min(round(_TASKS_PER_CLIENT * traffic.mean_calls(state) * one.concurrency), _MAX_CALLS)
     sent = traffic.arguments(state)
-    return {"concurrency": one.concurrency, **sent, "requests": max(requests, _MIN_REQUESTS)}
+    return {**load, **sent, **_policy(state, one), "requests": max(requests, _MIN_REQUESTS)}
 
 
-def simulate_command(state: State, one: LoopSetting) -> str:
-    """The command that simulates a loop; an uploaded model, device or task is a file that the user has.
+def _policy(state: State, one: LoadSetting) -> dict[str, str]:
+    """The engine's policy with the order of waiting requests of a state; nothing if that is by arrival."""
+    if state.order == FIRST_COME_FIRST_SERVED:
+        return {}
+    setting = setting_on(load_state(state, one), one.device)
+    policy, _, _ = scheduling_options(setting.engine, None, None, setting.hardware, setting.layout)
+    return {"policy": str(replace(policy, order=state.order))}
+
+
+def simulate_command(state: State, one: LoadSetting) -> str:
+    """The command that simulates a load; an uploaded model, device or task is a file that the user has.
 
     Empty if it has no option for an input of the state.
     """
@@ -110,21 +137,22 @@ def simulate_command(state: State, one: LoopSetting) -> str:
     return _command(f"llmviewer simulate {shlex.join(words)}", options, state, one, _SIMULATED_FIELDS)
 
 
-def plan_command(state: State, one: ClosedLoop) -> str:
-    """The command that plans servers for the request rate of a loop, with its inputs, within the same targets."""
-    setting = loop_settings(state)[one.place]
+def plan_command(state: State, one: LoadPoint) -> str:
+    """The command that plans servers for the request rate of a point, with its inputs, within the same targets."""
+    setting = load_settings(state)[one.place]
     rate = float(f"{one.numbers['tokens_per_s'] / state.gen:.3g}")
     options = {
         "hardware": setting.device.removeprefix(FILE_PREFIX), "rate": rate, "prompt": state.prompt, "gen": state.gen,
         **{name: f"{state.within}={getattr(state, name) / 1e3:g}" for name in ("ttft", "tpot")},
     }  # fmt: skip
+    options |= {"disaggregated": True} if "prefill_replicas" in traffic.arguments(state) else {}
     words = f"llmviewer plan {shlex.quote(state.model.removeprefix(FILE_PREFIX))}"
     return _command(words, options, state, setting, _PLANNED_FIELDS)
 
 
-def _command(words: str, options: Mapping[str, Any], state: State, one: LoopSetting, names: Sequence[str]) -> str:
+def _command(words: str, options: Mapping[str, Any], state: State, one: LoadSetting, names: Sequence[str]) -> str:
     """A command with options, and those of the setting of a loop that it takes."""
-    defaults, side = State(), loop_state(state, one)
+    defaults, side = State(), load_state(state, one)
     changed = {
         _OPTIONS.get(name, name): getattr(side, name)
         for name in names
@@ -134,25 +162,25 @@ def _command(words: str, options: Mapping[str, Any], state: State, one: LoopSett
     return " ".join((words, *option_words({**options, **changed, **lists})))
 
 
-def loop_state(state: State, one: LoopSetting) -> State:
-    """The state that analyzes a loop's setting with a batch of its clients."""
-    return replace(state, on=(one.device,), tp=one.tp, batch=one.concurrency).with_files(state.files)
+def load_state(state: State, one: LoadSetting) -> State:
+    """The state that analyzes a load's setting, with a batch of its clients."""
+    return replace(state, on=(one.device,), tp=one.tp, batch=one.concurrency or state.batch).with_files(state.files)
 
 
-def simulation(state: State, one: LoopSetting) -> Simulation:
+def simulation(state: State, one: LoadSetting) -> Simulation:
     """The simulation of a loop.
 
     Raises InputError if it is impossible, or takes too long.
     """
     return simulate(
-        setting_on(loop_state(state, one), one.device), **arguments(state, one),
+        setting_on(load_state(state, one), one.device), **arguments(state, one),
         progress=lambda _finished, _requests: check_limit(),
     )  # fmt: skip
 
 
 def simulated(state: State, place: int) -> dict[str, Any]:
-    """The loop at a place of loop_settings() as JSON; with a reason in place of numbers if it is impossible."""
-    one = loop_settings(state)[place]
+    """The loop at a place of load_settings() as JSON; with a reason in place of numbers if it is impossible."""
+    one = load_settings(state)[place]
     row: dict[str, Any] = {"place": place, "reason": ""}
     try:
         run = simulation(state, one)
@@ -180,21 +208,21 @@ def _numbers(run: Simulation) -> dict[str, Any]:
     return {name: None if isnan(value) else round(float(value), 9) for name, value in numbers.items()}
 
 
-def loops_of(text: str | None, state: State) -> tuple[list[ClosedLoop], list[str]]:
+def loads_of(text: str | None, state: State) -> tuple[list[LoadPoint], list[str]]:
     """Parses the loops that a browser has collected; and the reasons why others are impossible, once each.
 
     Raises InputError if the text is not what simulated() wrote.
     """
     try:
         rows = json.loads(text or "[]")
-        settings = loop_settings(state)
+        settings = load_settings(state)
         kind = "" if state.traffic == "requests" else state.traffic.removesuffix("s")
         return _loops(rows[:_MAX_LOOPS], settings, kind), _reasons(rows[:_MAX_LOOPS], settings)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         raise InputError("loops: are damaged; reload the page") from None
 
 
-def _loops(rows: Iterable[dict[str, Any]], settings: Sequence[LoopSetting], kind: str) -> list[ClosedLoop]:
+def _loops(rows: Iterable[dict[str, Any]], settings: Sequence[LoadSetting], kind: str) -> list[LoadPoint]:
     loops = []
     for row in rows:
         one = settings[int(row["place"])]
@@ -203,14 +231,14 @@ def _loops(rows: Iterable[dict[str, Any]], settings: Sequence[LoopSetting], kind
                 numbers = {
                     str(key): float("nan") if value is None else float(value) for key, value in row[basis].items()
                 }
-                loops.append(ClosedLoop(
+                loops.append(LoadPoint(
                     name=one.name, place=int(row["place"]),
-                    basis=basis, concurrency=one.concurrency, numbers=numbers, kind=kind,
+                    basis=basis, concurrency=one.concurrency, rate=one.rate, numbers=numbers, kind=kind,
                 ))  # fmt: skip
     return loops
 
 
-def _reasons(rows: Iterable[dict[str, Any]], settings: Sequence[LoopSetting]) -> list[str]:
+def _reasons(rows: Iterable[dict[str, Any]], settings: Sequence[LoadSetting]) -> list[str]:
     reasons: dict[str, None] = {}
     for row in rows:
         if row["reason"]:
@@ -224,6 +252,6 @@ def targets(state: State) -> Targets:
     return Targets(ttft_s=state.ttft / 1e3, tpot_s=state.tpot / 1e3, percentile=int(state.within.removeprefix("p")))
 
 
-def front_figure(loops: Sequence[ClosedLoop], state: State) -> PageFigure:
+def front_figure(loops: Sequence[LoadPoint], state: State) -> PageFigure:
     """Throughput per device against the speed of a request."""
     return page_figure(serving_front.figure(loops, targets(state)))

@@ -12,9 +12,10 @@ import numpy as np
 from llmviewer.analyzing.facts import finite
 from llmviewer.expectation.families import FAMILIES
 from llmviewer.expectation.index import index
-from llmviewer.expectation.profile import NO_KERNEL, Error, KernelFit
+from llmviewer.expectation.profile import BEYOND_SIZES, FEW_SHAPES, NO_KERNEL, Error, KernelFit
 from llmviewer.reports.accuracy_figures import Cloud, LibraryError, predicted_and_measured, profile_errors
 from llmviewer.reports.page_figures import PageFigure, page_figure
+from llmviewer.reports.phrases import interval
 from llmviewer.reports.tables import Table
 from llmviewer.reports.validation import by_group
 from llmviewer.reports.validation import skipped as skipped_rows
@@ -27,6 +28,8 @@ from .uploads import ScoredMeasurements
 
 _MAX_POINTS, _MAX_GROUPS = 4000, 6  # of a figure
 _MAX_REASONS = 10
+_SPACE = "\N{NO-BREAK SPACE}"
+_ANOTHER = "another "  # before what differs beside the device, in the name of a similarity
 
 
 def source_table(results: Sequence[DeviceResult]) -> list[tuple[str, ...]]:
@@ -38,7 +41,8 @@ def source_table(results: Sequence[DeviceResult]) -> list[tuple[str, ...]]:
         for name, phase in one.analysis.phases:
             total = phase.total
             low, high = total.expected_low_s, total.expected_high_s
-            between = "-" if low is None else f"{seconds(low)} to {seconds(high)}" if high else f"from {seconds(low)}"
+            between = "-" if low is None else interval(low, high) if high else f"from {seconds(low)}"
+            between = between.replace(" ", _SPACE)
             lines.append((
                 one.name, name, seconds(total.bound_time_s), seconds(total.expected_time_s), between,
                 total.expectation_source,
@@ -96,11 +100,24 @@ def errors_figure(results: Sequence[DeviceResult]) -> PageFigure:
     for (family, kernels, similarity), error in sorted(index().errors.items()):
         source = "without kernels to transfer" if similarity == NO_KERNEL else f"transferred from {similarity}"
         text = f"<b>{kernels}</b>, {source}<br>{_percent(error.mape)} off"
-        named.setdefault(source, []).append(LibraryError(_family_label(family), error.mape, text))
+        named.setdefault(_kind_of_transfer(similarity), []).append(
+            LibraryError(_family_label(family), error.mape, text)
+        )
     order = [_family_label(name) for name in FAMILIES]
     named = {name: sorted(dots, key=lambda dot: order.index(dot.row)) for name, dots in named.items()}
     about = "mean error on held-out shapes; one dot per library, data type and kernel"
     return page_figure(profile_errors(named, "Errors of the expected times", about))
+
+
+def _kind_of_transfer(similarity: str) -> str:
+    """Similarities that share a color in the figure, of which there are too many for one each."""
+    if similarity == NO_KERNEL:
+        return "without kernels to transfer"
+    if _ANOTHER in similarity:
+        return "transferred from another kernel, library or data type"
+    if similarity in {BEYOND_SIZES, *FEW_SHAPES.values()}:
+        return f"transferred from few shapes, or {BEYOND_SIZES}"
+    return "transferred from other devices"
 
 
 def scatter_figure(one: ScoredMeasurements, name: str) -> PageFigure | None:

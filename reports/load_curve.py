@@ -13,7 +13,7 @@ from llmviewer.units import seconds
 from .page_figures import Picture, picture
 from .parts import Card
 from .report import Report
-from .serving import basis, beyond, devices, lengths, lockstep
+from .serving import basis, beyond, lengths, lockstep, models
 from .tables import Item, Table, digits, number_item, time_item
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _KNEE_THROUGHPUT: Final = 0.9  # share of the highest throughput at the knee
 def title(result: LoadCurve) -> str:
     """The model, its devices and the range of concurrency."""
     first, last = result.bound[0].concurrency, result.bound[-1].concurrency
-    where = f"{result.setting.model.title} on {devices(result.runs[0])}"
+    where = models(result.runs[0])
     return f"{where}: concurrency {first:,} to {last:,}"
 
 

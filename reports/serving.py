@@ -73,12 +73,13 @@ def title(result: Simulation) -> str:
     """The model, its devices and the number of requests, and of sessions or tasks."""
     traffic, kind = result.traffic, _kind(result.traffic)
     tasks = f" of {counted(traffic.task_count, kind)}" if kind else ""
-    models = f"{result.setting.model.title} on {devices(result)}"
-    if result.models:
-        models = ", ".join(
-            f"{name} ({one.setting.model.title}) on {devices(one)}" for name, one in result.models.items()
-        )
-    return f"{models}: {counted(len(traffic), 'request')}{tasks}"
+    return f"{models(result)}: {counted(len(traffic), 'request')}{tasks}"
+
+
+def models(result: Simulation) -> str:
+    """The model and its devices, or each of several by its name."""
+    named = [f"{name} ({one.setting.model.title}) on {devices(one)}" for name, one in result.models.items()]
+    return ", ".join(named) or f"{result.setting.model.title} on {devices(result)}"
 
 
 def _kind(traffic: Traffic) -> str:

@@ -251,6 +251,15 @@ def test_layers_on_an_equal_second_gpu_are_the_even_pipeline(model):
     assert stages == pytest.approx({0: 0, 1: 0}, abs=1)
 
 
+@pytest.mark.parametrize("part", ["experts", "attention"])
+def test_parts_on_an_equal_second_gpu_take_the_time_of_one_gpu_and_of_the_link(part):
+    alone = Setting.of("qwen3-30b-a3b", GPU, quant="W4A16")
+    both = Setting.of("qwen3-30b-a3b", GPU, quant="W4A16", host=GPU, on_host=part)
+    on_device_s, on_host_s, on_link_s = seconds(both)
+    assert on_device_s + on_host_s == pytest.approx(float(alone.decode_plan.time_s(STEP)), rel=1e-9)
+    assert min(on_device_s, on_host_s, on_link_s) > 0
+
+
 def test_unlike_gpus_take_the_times_of_their_layers():
     """A published pair: GLM 4.7 Flash with llama.cpp, Q8_0 on an RTX 4090 (35 layers) and an RTX 5070 Ti (12), about
     105 tokens/s; Q4_K_M on the RTX 4090 alone about 140 (docs/bench-test-results.md of nerdpudding/llama_cpp at

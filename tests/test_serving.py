@@ -317,6 +317,20 @@ def test_chunked_prefill_serves_more_than_whole_prompts():
     assert 1.02 < rates[1] / rates[0] < 1.5
 
 
+def test_iteration_level_scheduling_serves_many_times_more_at_the_same_latency():
+    """Orca (OSDI 2022) serves 36.9 times as many requests per second as FasterTransformer, which ends a batch before it
+    begins the next, at a median latency of 190 ms per output token: GPT-3 175B on 16 A100, 32 to 512 input and 1 to
+    128 output tokens. Here 8 times as many have a lower latency.
+    """
+    setting = Setting.of("gpt-3-175b", "a100-sxm-40gb", tp=8, pp=2)
+    how = {"requests": 300, "prompt_lengths": "uniform:32-512", "gen_lengths": "uniform:1-128", "max_batch": 32}
+    whole = simulate(setting, rate=0.5, policy="static", **how)
+    steps = simulate(setting, rate=4, policy="fcfs", **how)
+    for one, other in ((whole, steps), (whole.expected, steps.expected)):
+        latencies = [np.median(run.latency_s / run.traffic.gen) for run in (one, other)]
+        assert latencies[1] < latencies[0] < 0.19
+
+
 def test_blocks_of_16_waste_less_than_a_hundredth_of_long_sequences(steps):
     """Q-S0-05, PARAM: half a block of each sequence."""
     blocks = Blocks.of(steps, room_bytes=1e12, size=16, longest=2000)

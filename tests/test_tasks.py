@@ -303,6 +303,8 @@ def test_models_are_reported_and_what_they_exclude_is_one_line(task_file, capsys
     large, small = document["expected"]["models"]
     assert (large["model"], small["hardware"], document["devices"]) == ("llama-3.1-8b", "l4", 2)
     assert large["usd_per_task"] + small["usd_per_task"] == pytest.approx(document["expected"]["tasks"]["usd"])
+    assert main([*[word for word in asked if word not in ("--rate", "2")], "--concurrency", "1,2", "--bound"]) == 0
+    assert "large (Llama 3.1 8B) on h100-sxm, small (Llama 3.2 1B) on l4: concur" in capsys.readouterr().out
     for extra, message in (
         (["--mtbf", "60"], "mtbf and autoscale must be left out with tasks of several models"),
         (["--policy", "static"], "policy must not be static with tasks of several models"),

@@ -282,7 +282,12 @@ def test_pages_have_the_roofline_of_the_device_and_the_split():
     analysis = analyze("llama-3.1-8b", "rtx-4090", quant="W8A8", host="core-i9-10900x", on_host="layers=4")
     assert "on the host" in ANALYSIS.html(analysis)
     result = split("llama-3.1-8b", "rtx-2080", host=CPU, bound=True)
-    assert "Fastest that fits" in SPLIT.html(result)
+    page = SPLIT.html(result)
+    assert "Fastest that fits" in page
+    assert "Decode speed by the split" in page
+    assert f"bound by {result.best.bound}" in page
+    assert result.points[0].bound == "memory of the device"
+    assert result.points[-1].bound == "memory of the host"
     rows = list(result.rows())
     assert [row["layers"] for row in rows] == sorted(row["layers"] for row in rows)
     assert result.best.fits

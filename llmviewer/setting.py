@@ -138,6 +138,13 @@ class Setting:
             mtp=values["mtp"],
         ).agreed()
 
+    def __repr__(self) -> str:
+        """The call that makes the setting, with the options that are not the defaults."""
+        changes = {"hardware_set": self.hardware.changes, "host_set": self.host.changes if self.host else ()}
+        changed: dict[str, Any] = {**changes, **options_of(self, SettingOptions)}
+        options = (f", {name}={_shown_option(value)!r}" for name, value in changed.items() if value)
+        return f"Setting.of({self.model.name!r}, {self.hardware.name!r}{''.join(options)})"
+
     def inputs(self) -> dict[str, Any]:
         """The options of the setting, as in JSON documents."""
         return {
@@ -467,7 +474,7 @@ def options_of(setting: Setting, kind: type[_O]) -> _O:
         "accounting": str(setting.accounting), "mla": str(setting.mla), "expert_skew": setting.expert_skew,
         "layout": setting.layout if setting.layout != ONE_DEVICE else "",
         "offload": setting.offload if setting.offload != ON_DEVICE else "",
-        "host": setting.host.name if setting.host else "", "on_host": str(setting.placement),
+        "host": setting.host or "", "on_host": str(setting.placement), "mtp": setting.mtp,
         "techniques": setting.techniques, "library": "" if setting.engine else setting.library,
         **engine_inputs(setting.engine), "profiles": setting.profiles, "bound": setting.bound,
     }  # fmt: skip
@@ -476,6 +483,15 @@ def options_of(setting: Setting, kind: type[_O]) -> _O:
     if unsupported:
         raise InputError(f"{unsupported} of the Setting is not supported here: {values[unsupported]}; leave it out")
     return cast("_O", changed)
+
+
+def _shown_option(value: object) -> object:
+    """The value of an option as users write it."""
+    if isinstance(value, Hardware | Profile):
+        return value.name
+    if isinstance(value, tuple | list):
+        return tuple(map(_shown_option, value))
+    return value if isinstance(value, bool | int | float) else str(value)
 
 
 def layout_of(options: LayoutOptions) -> Layout:

@@ -151,6 +151,20 @@ def test_inputs_of_a_setting_reproduce_it():
     assert told.keys() - {"devices"} <= SettingOptions.__annotations__.keys()
 
 
+def test_repr_of_a_setting_is_the_call_that_makes_it():
+    given = {"quant": "W4A16g128", "layout": "tp=2", "techniques": ("fusion",), "engine": "vllm"}
+    setting = Setting.of("mixtral-8x7b", "h100-sxm", hardware_set=["memory.bandwidth=2x"], **given)
+    assert repr(setting).startswith("Setting.of('mixtral-8x7b', 'h100-sxm', hardware_set=('memory.bandwidth=2x',), ")
+    assert eval(repr(setting)) == setting
+    assert repr(Setting.of("gpt2", "l4")) == "Setting.of('gpt2', 'l4')"
+
+
+def test_a_setting_with_an_option_that_a_function_lacks_is_refused():
+    setting = Setting.of("deepseek-v3", "h200-sxm", tp=8, mtp=True)
+    with pytest.raises(InputError, match=r"^mtp of the Setting is not supported here"):
+        llmviewer.choose(setting, Request())
+
+
 def test_a_setting_and_a_request_give_the_analysis_of_their_arguments():
     setting, request = Setting.of("gpt2", "l4", quant="fp8", tp=2), Request(batch=4, prompt=64, gen=8)
     one = analyze(setting, request)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from ..errors import InputError
 from ..options import AdviceArguments, PlanArguments, ServedOptions
@@ -19,13 +20,11 @@ from .progress import with_progress, with_progress_bar
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
-_QUEUE_DEFAULTS: Final = {  # defaults of options about arrivals, latency targets and separate prefill
-    "arrivals": None, "concurrency": None, "client": None, "session_turns": None, "think_time": None,
-    "system_prompt": None, "tasks": None, "tenants": None, "router": None, "mtbf": None, "notice": None,
-    "recovery": None, "autoscale": None, "scale_target": None, "startup": None, "prefill_replicas": 0,
-    "prefill_hardware": None,
-    "prefill_layout": None, "kv_transfer": None, "kv_link": None, "ttft": inf, "tpot": inf,
-}  # fmt: skip
+_OF_ARRIVALS: Final = (  # options of arrivals, latency targets, changing fleets and separate prefill
+    "arrivals", "concurrency", "client", "session_turns", "think_time", "system_prompt", "tasks", "tenants", "router",
+    "mtbf", "notice", "recovery", "autoscale", "scale_target", "startup", "prefill_replicas", "prefill_hardware",
+    "prefill_layout", "kv_transfer", "kv_link", "ttft", "tpot",
+)  # fmt: skip
 
 
 def _alike(_: click.Context, parameter: click.Parameter, value: Any) -> int | None:
@@ -342,8 +341,10 @@ def _saturate(form: str | None, output: Path | None, options: ServedOptions, *, 
     from ..reports.saturation import REPORT
     from ..serving.saturation import max_throughput as run
 
-    for name, unset in _QUEUE_DEFAULTS.items():
-        if question.pop(name) != unset:
+    context = click.get_current_context()
+    for name in _OF_ARRIVALS:
+        del question[name]
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
             raise InputError(
                 f"--rate {rate} queues all requests at the start, on replicas that prefill and decode; leave out "
                 f"--{name.replace('_', '-')}"

@@ -31,7 +31,7 @@ MODEL, DEVICE = "llama-3.1-8b", "h100-sxm"
 DRAFT = "speculative:draft=llama-68m,gamma=4,alpha=0.7"
 SPECULATIVE = (
     DRAFT, "speculative:draft=llama-68m,tree=4x2,alpha=0.5", "eagle", "medusa", "retrieval", "lookahead",
-    "parallel-draft", "self-speculative",
+    "kangaroo", "parallel-draft", "self-speculative",
 )  # fmt: skip
 
 

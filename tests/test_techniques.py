@@ -675,6 +675,48 @@ def test_some_layers_draft_for_all():
     assert found.footprint.parts(batch=1, prompt=9, gen=1) == setting().footprint.parts(batch=1, prompt=9, gen=1)
 
 
+def test_the_first_layers_draft_with_an_adapter():
+    found = setting("kangaroo:exit=0.25,gamma=2,tau=2")
+    draft, verification = found.schedule(batch=1, prompt=9, gen=3).rest
+    assert (draft.passes, verification.passes) == (2, 1)
+    repeats = [row.block.repeat for row in draft.plan.operators if row.operator.name == "q_proj"]
+    assert repeats == [8, 1]  # layers, adapter
+    assert [row.operator.name for row in draft.plan.operators][-2:] == ["final_norm", "lm_head"]
+    held, alone = (one.footprint.parts(batch=1, prompt=9, gen=1) for one in (found, setting()))
+    assert held[0] - alone[0] == 2 * (4 * 4096**2 + 2 * 4096)
+    assert held[1] / alone[1] == 33 / 32
+    assert "has no attention like the adapter's" in refused("kangaroo", of="mamba-130m")
+
+
+def test_a_group_of_drafts_by_hand():
+    """Three models of four tokens each: a depth is reached if any is accepted so far."""
+    one, group = (setting(f"speculative:draft=llama-68m,alpha=0.5{more}") for more in ("", ",drafts=3"))
+    asked = {"batch": 1, "prompt": 100, "gen": 9}
+    assert group.techniques[0].tokens == 1 + sum(1 - (1 - 0.5**depth) ** 3 for depth in (1, 2, 3, 4))
+    for times in zip(*(found.schedule(**asked).rest for found in (one, group)), strict=True):
+        each = [run.time_s * found.techniques[0].tokens for run, found in zip(times, (one, group), strict=True)]
+        if times[0].name.startswith("draft"):
+            assert each[1] == pytest.approx(3 * each[0], rel=1e-9)
+        elif times[0].main:
+            assert [run.workload.groups[0].q_len for run in times] == [5, 13]
+    held = [found.footprint.parts(**asked) for found in (setting(), one, group)]
+    for part in (0, 1):
+        assert held[2][part] - held[0][part] == pytest.approx(3 * (held[1][part] - held[0][part]))
+    assert "a tree is drafted by one model" in refused("speculative:draft=llama-68m,alpha=0.5,drafts=2,tree=2x2")
+
+
+def test_n_grams_draft_for_the_draft():
+    """Five tokens by passes that yield two on average: three passes, each over the tokens that it yields."""
+    staged = setting("speculative:draft=llama-68m,gamma=5,alpha=0.5,staged=2")
+    plain = setting("speculative:draft=llama-68m,gamma=5,alpha=0.5")
+    drafter = staged.techniques[0].drafter(staged)
+    assert (drafter.widths, drafter.before) == ((2, 2, 1), (0, 2, 4))
+    asked = {"batch": 1, "prompt": 512, "gen": 65}
+    times = [found.schedule(**asked).tpot_s for found in (staged, plain, setting())]
+    assert times[0] < times[1] < times[2]
+    assert staged.techniques[0].tokens == plain.techniques[0].tokens
+
+
 # Several answers, other passes.
 
 
@@ -1606,6 +1648,7 @@ CHANGES = {  # - lowers, = conserves, + raises, ? depends: OPs, weights, activat
     "eagle": "==== ++++ ++= -+-",
     "early-exit": "==== -?-- === =--",
     "encoder-exit": "-?-= -?-= +=- =-?",
+    "kangaroo": "==== ++++ ++= -+-",
     "lookahead": "==== ++++ === -+?",
     "medusa": "==== ++++ +== -+-",
     "mixture-of-depths": "-=-- -?-- =-= =--",

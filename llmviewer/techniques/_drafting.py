@@ -224,5 +224,6 @@ def _draft_prefill(drafter: Drafter, run: Run) -> Run:
     """The drafter's own prefill, once after the prefill `run`."""
     workload = each(run.workload, lambda s: replace(s, images=0))
     return Run(
-        name=f"prompt of {drafter.name}", plan=drafter.network.plan, workload=workload, parts=run.parts, main=False
-    )
+        name=f"prompt of {drafter.name}", plan=drafter.network.plan, workload=workload, times=float(drafter.models),
+        parts=run.parts, main=False,
+    )  # fmt: skip

@@ -99,19 +99,22 @@ class SettingView(GraphView, Protocol):
 class Drafter:
     """A network that drafts tokens before each verification.
 
-    widths  tokens of a sequence in each of its consecutive passes
+    widths  tokens of a sequence in each of its consecutive passes, of all networks of this size
     reads   whether it has its own cache, so that it also prefills prompts
+    models  networks of this size that draft one after another, in as many passes each
     """
 
     name: str
     network: GraphView
     widths: tuple[int, ...]
     reads: bool = True
+    models: int = 1
 
     @property
     def before(self) -> tuple[int, ...]:
-        """Tokens in the passes before each pass."""
-        return tuple(accumulate(self.widths[:-1], initial=0))
+        """Tokens in the passes of the same network before each pass."""
+        own_widths = self.widths[: len(self.widths) // self.models]
+        return tuple(accumulate(own_widths[:-1], initial=0)) * self.models
 
     def passes(self, workload: Workload) -> Workload:
         """The drafter's passes for each decode step of `workload`, along the last axis."""

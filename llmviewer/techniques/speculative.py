@@ -6,8 +6,12 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
+from math import ceil
 from operator import mul
 
+import numpy as np
+
+from ..graph import Graph
 from ..model import Model, vocabulary
 from ..model_files import load_model
 from ..records import frozen
@@ -27,12 +31,18 @@ class Speculative(Drafting):
     Formula: tokens per pass = (1 - alpha^(gamma+1)) / (1 - alpha), or `tau` if measured; time per token = (gamma x
     draft step + verification) / tokens per pass. A tree of k1 x k2 x ... candidates is drafted depth by depth, verified
     in one pass, and yields 1 + sum over depths of the product of 1 - (1 - alpha)^k, as if candidates were independent.
-    Source: arXiv:2211.17192, equation 1; arXiv:2302.01318; trees: arXiv:2305.09781.
+    A group of `drafts` models, each trained on what the others miss, drafts gamma tokens each, one model after the
+    other; a pass verifies all and yields 1 + sum over depths d of 1 - (1 - alpha^d)^drafts. With `staged`, n-grams
+    draft for the draft model, whose passes yield so many tokens: gamma / staged passes.
+    Source: arXiv:2211.17192, equation 1; arXiv:2302.01318; trees and boost-tuned groups: arXiv:2305.09781; staged:
+    arXiv:2308.04623, section 3.2.
     Use when: decode is memory-bound, so that gamma + 1 tokens take as long as one: small batches, large models.
     Limits: verification time grows with gamma once batch x (gamma + 1) tokens saturate the compute units. A draft model
     whose tokens are rarely accepted, or that is not much smaller, costs more than it saves. The gain never exceeds the
     tokens per pass.
-    Not modeled: the draft model's pass over the last token if all were accepted; sampling from the distributions.
+    Not modeled: the draft model's pass over the last token if all were accepted; sampling from the distributions;
+    n-grams, which take no device time, and those that the draft rejects; equal tokens of several drafts. A simulation
+    prefills prompts for one draft of a group.
     """
 
     requires = Requirement.DRAFT_MODEL
@@ -42,6 +52,10 @@ class Speculative(Drafting):
     draft_quant: str = parameter("precision of the draft model", "W16A16")
 
     tree: str = parameter("candidates after each token, by depth, such as 4x2x2; instead of gamma", "")
+    drafts: int = parameter("draft models of a boost-tuned group, each as large as `draft`", 1, least=1, most=64)
+    staged: float = parameter(
+        "mean tokens that a pass of the draft yields, as n-grams draft for it; 1: none do", 1, least=1, most=64
+    )
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -54,7 +68,7 @@ class Speculative(Drafting):
 
     @property
     def proposed(self) -> int:
-        return sum(self._nodes)
+        return self.drafts * sum(self._nodes)
 
     @property
     def _nodes(self) -> tuple[int, ...]:
@@ -63,15 +77,28 @@ class Speculative(Drafting):
 
     def reached(self, alpha: float) -> tuple[float, ...]:
         """Probabilities of tokens: a depth is reached if a candidate is accepted at each depth before it."""
-        return tuple(accumulate((1 - (1 - alpha) ** width for width in self.widths), mul, initial=1.0))
+        one = accumulate((1 - (1 - alpha) ** width for width in self.widths), mul, initial=1.0)
+        return tuple(1 - (1 - reached) ** self.drafts for reached in one)
 
     def drafter(self, setting: SettingView) -> Drafter:
         network = setting.helper(self.model, self.draft_quant)
-        return Drafter(name=f"draft {self.draft}", network=network, widths=(1, *self._nodes[:-1]))
+        widths = (1, *self._nodes[:-1])
+        if self.staged > 1:
+            passes = ceil(self.gamma / self.staged)
+            widths = tuple(len(part) for part in np.array_split(range(self.gamma), passes))
+        return Drafter(
+            name=f"draft {self.draft}", network=network, widths=widths * self.drafts, models=self.drafts
+        )
+
+    def auxiliary_graphs(self, setting: SettingView) -> tuple[Graph, ...]:
+        return super().auxiliary_graphs(setting) * self.drafts
 
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
         if self.tree and not re.fullmatch(r"[1-9]\d{0,2}(x[1-9]\d{0,2}){0,15}", self.tree):
             return f"tree must be candidates after each token, by depth, such as 4x2x2; got {self.tree!r}"
+        if self.tree and (self.drafts > 1 or self.staged > 1):
+            other = f"drafts={self.drafts}" if self.drafts > 1 else f"staged={self.staged:g}"
+            return f"a tree is drafted by one model, one depth in each pass; leave out tree or {other}"
         draft = self.model
         if not draft.generates or draft.is_encoder_decoder != setting.model.is_encoder_decoder:
             return (

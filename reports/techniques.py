@@ -75,6 +75,7 @@ _HARDWARE: Final = "a100-sxm-80gb"
 _REQUEST: Final = {"batch": 2, "prompt": 3999, "gen": 128}
 EXAMPLES: Final = {  # required parameters
     "speculative": "draft=llama-68m,alpha=0.7",
+    "phrase-copying": "phrases=1000,tau=2",
     "window": "size=1024",
     "quantized": "scheme=quarot",
     "structured-pruning": "heads=0.5,ffn=0.5",

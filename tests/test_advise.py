@@ -162,8 +162,8 @@ def test_report_lists_untried_and_impossible_techniques(capsys):
     assert main([*ASKED, "--with", "eagle"]) == 0
     text = " ".join(capsys.readouterr().out.replace("-\n", "-").split())
     assert (
-        "Not tried, because they need a parameter (--with NAME:PARAMETER=VALUE): window (size: last tokens that a "
-        "query sees); lengths (file: text file with one length per line); structured-pruning (heads, ffn, experts, "
+        "Not tried, because they need a parameter (--with NAME:PARAMETER=VALUE): phrase-copying (phrases: phrases that a "
+        "step scores); window (size: last tokens that a query sees); lengths (file: text file with one length per line); structured-pruning (heads, ffn, experts, "
         "layers or hidden below 1). Not possible here: denoising (llama-3.1-8b generates token by token; it is for "
         "models without a KV cache); encoder-exit (llama-3.1-8b is no encoder of text alone; give early-exit for "
         "models that generate); kangaroo, lookahead, medusa, mtp, parallel-draft, retrieval, self-speculative, draft "
@@ -176,7 +176,7 @@ def test_techniques_without_a_required_parameter_are_listed_as_not_tried(found):
     """The report also names every refused technique."""
     (wanting,) = (line for line in REPORT.remarks(found) if line.startswith("Not tried"))
     told = {part.split(" (")[0] for part in wanting.partition("): ")[2].split("; ")}
-    assert told == {"window", "lengths", "structured-pruning"}
+    assert told == {"phrase-copying", "window", "lengths", "structured-pruning"}
     others = " ".join(line for line in REPORT.remarks(found) if line.startswith("Not possible"))
     assert all(change.name in told or change.name in others for change, _ in found.refused)
 

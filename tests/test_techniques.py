@@ -30,7 +30,7 @@ from llmviewer.model_files import load_model
 from llmviewer.operators.base import Role
 from llmviewer.reports import techniques as report
 from llmviewer.reports.analysis import REPORT
-from llmviewer.resource import Unit
+from llmviewer.resource import Unit, matrix
 from llmviewer.setting import Setting
 from llmviewer.techniques import (
     Kind,
@@ -57,6 +57,7 @@ TOKEN = 524288  # bytes of its cache for one token
 SPECULATIVE = "speculative:draft=llama-68m,gamma=4,alpha=0.7"
 GIVEN = {  # what has to be said
     "speculative": "draft=llama-68m,alpha=0.7",
+    "phrase-copying": "phrases=1000,tau=2",
     "window": "size=64",
     "quantized": "scheme=quarot",
     "structured-pruning": "heads=0.5,ffn=0.5",
@@ -159,7 +160,7 @@ def test_technique_text_round_trips():
         ("window:size=0", "window: size must be at least 1; got 0"),
         ("pruning:sparsity=1", "pruning: sparsity must be between 0 and 1; got 1.0"),
         ("pruning:sparsity=nan", "pruning: sparsity must be a number, between 0 and 1; got 'nan'"),
-        ("pruning:format=csr", "pruning: format must be one of dense, bitmap, index; got 'csr'"),
+        ("pruning:format=csr", "pruning: format must be one of dense, bitmap, index, blocks; got 'csr'"),
         ("fusion:qkv=maybe", "fusion: qkv must be true or false; got 'maybe'"),
         ("fusion:qkv", ("a technique must be NAME or NAME:key=value,key=value, such as "
          "speculative:draft=llama-68m,gamma=4; got 'qkv' in 'fusion:qkv'")),
@@ -903,6 +904,60 @@ def test_early_exit_saves_the_layers_beyond_the_exit():
     assert many / layer == pytest.approx(1, rel=1e-4)  # some token always stays
 
 
+def test_a_jump_is_a_linear_before_the_head_at_the_exit():
+    found, plain = setting("early-exit:jump=true"), setting("early-exit")
+    assert plan_of(found, "decode", step(), "ops") - plan_of(plain, "decode", step(), "ops") == 2 * 4096**2
+    held = [one.footprint.parts(batch=1, prompt=9, gen=1)[0] for one in (found, plain)]
+    assert held[0] - held[1] == 2 * 4096**2
+
+
+def test_tokens_that_halt_leave_keys_and_values_to_the_layers_beyond():
+    """A token runs half of the layers on average, but for norm, keys and values, in prompts and steps."""
+    found, bare = setting("halting:layers=0.5"), setting()
+    for phase, asked in (("prefill", Workload.prefill(batch=1, prompt=1000)), ("decode", step())):
+        amounts = [
+            {name: sum(float(row.repeat * row.ops) for row in one.plan_of(phase).estimate(asked).operators
+                       if row.operator.name == name) for name in ("q_proj", "down_proj", "v_proj")}
+            for one in (found, bare)
+        ]  # fmt: skip
+        ratios = {name: amounts[0][name] / amounts[1][name] for name in amounts[0]}
+        assert ratios == pytest.approx({"q_proj": 0.5, "down_proj": 0.5, "v_proj": 1}, rel=1e-6)
+    cached = [one.footprint.parts(batch=1, prompt=99, gen=1)[1] for one in (found, bare)]
+    assert cached[0] == cached[1]
+    shared = setting("halting:shared=true").footprint.parts(batch=1, prompt=9, gen=1)[0]
+    assert shared == 2 * (MATRICES / 32 + 2 * 4096 + 4096 + 2 * 32000 * 4096)  # a layer, last norm, tables
+    assert "layers must be above 0.0312" in refused("halting:layers=0.03")
+
+
+def test_a_copied_phrase_is_scored_with_the_words_and_read_by_the_next_step():
+    found = setting("phrase-copying:phrases=1000,tau=2")
+    (run,) = found.schedule(batch=1, prompt=100, gen=9).rest
+    assert run.passes == 4  # of eight tokens
+    assert run.workload.groups[0].q_len == 2
+    assert plan_of(found, "decode", step(), "weight_bytes") - plan_of(setting(), "decode", step(), "weight_bytes") == (
+        2 * 1000 * 4096
+    )
+    assert found.graph.parameters - setting().graph.parameters == 1000 * 4096
+
+
+def test_groups_of_neurons_are_chosen_by_one_linear():
+    """MoEfication: as many OPs and bytes as neurons one by one, and a router of d x groups."""
+    groups, free = setting("contextual-sparsity:groups=96"), setting("contextual-sparsity:rank=0")
+    router = 4096 * 96
+    assert plan_of(groups, "decode", step(), "ops") - plan_of(free, "decode", step(), "ops") == 32 * 2 * router
+    held = [one.footprint.parts(batch=1, prompt=9, gen=1)[0] for one in (groups, free)]
+    assert held[0] - held[1] == 32 * 2 * router
+
+
+def test_blocks_of_zeros_are_neither_read_nor_computed():
+    found, bare = setting("pruning:sparsity=0.75,format=blocks,block=32"), setting()
+    asked = Workload.prefill(batch=1, prompt=64)
+    rows = [{row.operator.name: row for row in one.plan.estimate(asked).operators} for one in (found, bare)]
+    assert rows[0]["up_proj"].ops == 0.25 * rows[1]["up_proj"].ops
+    left = weight_bytes(bare.graph) - weight_bytes(found.graph)
+    assert left == pytest.approx(2 * MATRICES * (1 - 0.25 * (16 + 16 / 32**2) / 16))
+
+
 def test_batch_early_exit_ends_all_sequences_together():
     one, many = (
         plan_of(setting("early-exit:by=batch,sure=nothing"), "decode", step(batch=b), "weight_bytes") for b in (1, 64)
@@ -1180,6 +1235,28 @@ def test_prompt_compression_scorer_prefills_the_whole_prompt():
     assert scored.ttft_s - plain.ttft_s == pytest.approx(
         float(small.plan.time_s(Workload.prefill(batch=1, prompt=400))), rel=1e-9
     )
+
+
+def test_a_scorer_with_several_passes_keeps_a_budget():
+    """LLMLingua: one pass chooses among examples, another among tokens."""
+    asked = {"batch": 1, "prompt": 400, "gen": 2}
+    plain = setting().schedule(batch=1, prompt=100, gen=2)
+    once, twice = (
+        setting(f"prompt-compression:budget=100,scorer=llama-68m,passes={n}").schedule(**asked) for n in (1, 2)
+    )
+    assert (twice.ttft_s - plain.ttft_s) == pytest.approx(2 * (once.ttft_s - plain.ttft_s))
+    assert twice.decoding_s == plain.decoding_s
+    with pytest.raises(InputError, match="passes needs a scorer"):
+        setting("prompt-compression:passes=2")
+
+
+def test_idle_matrix_units_could_train_the_draft():
+    """6 OPs for each parameter and token (OSD): what a verification leaves of the A100's 312 TOP/s."""
+    found = setting(SPECULATIVE)
+    told = {f.key: f.value for f in found.techniques[0].findings(found, found.step(step()))}
+    time_s = float(found.decode_plan.time_s(found.step(step())))
+    idle = found.hardware.rates[matrix("fp16")] * time_s - plan_of(found, "decode", found.step(step()), "ops")
+    assert told["idle_training_tokens"] == pytest.approx(idle / (6 * load_model("llama-68m").parameters))
 
 
 def test_passages_make_a_prompt_longer():
@@ -1648,6 +1725,7 @@ CHANGES = {  # - lowers, = conserves, + raises, ? depends: OPs, weights, activat
     "eagle": "==== ++++ ++= -+-",
     "early-exit": "==== -?-- === =--",
     "encoder-exit": "-?-= -?-= +=- =-?",
+    "halting": "-?-- -?-- === =--",
     "kangaroo": "==== ++++ ++= -+-",
     "lookahead": "==== ++++ === -+?",
     "medusa": "==== ++++ +== -+-",
@@ -1655,6 +1733,7 @@ CHANGES = {  # - lowers, = conserves, + raises, ? depends: OPs, weights, activat
     "mtp": "==== ++++ +++ -+-",
     "no-cache": "==== ++++ =-+ =++",
     "parallel-draft": "==== ++++ === -+-",
+    "phrase-copying:phrases=1000,tau=2": "+++= ++++ +=? -?-",
     "retrieval": "==== ++++ === -+-",
     "sampling": "+=+= +=+= === =++",
     "self-speculative": "==== ++++ === -+-",

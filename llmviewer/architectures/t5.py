@@ -2,7 +2,8 @@
 (arXiv:1910.10683).
 
 Version 1.1, Flan and mT5 have a gated MLP and a head of their own. Switch Transformers put experts into every few
-layers (arXiv:2101.03961): each token goes to one, and none is dropped here, however many choose the same.
+layers (arXiv:2101.03961): each token goes to one, and none is dropped here, however many choose the same. ST-MoE has
+gated experts, two to a token.
 """
 
 from __future__ import annotations
@@ -105,6 +106,31 @@ def build_switch(config: Section, fmt: Format) -> Graph:
         networks(config.count("num_layers"), config.count("num_sparse_encoder_layers", 3, least=0)),
         networks(_decoders(config), config.count("num_sparse_decoder_layers", 3, least=0)),
     )
+
+
+@architecture("st_moe")
+def build_st_moe(config: Section, fmt: Format) -> Graph:
+    """ST-MoE (arXiv:2202.08906): every few layers have experts, and beside them the network of the other layers.
+
+    Its `extra_mlp` follows the experts, with a norm of its own; here it runs beside them, with theirs.
+    """
+    dense = _mlp(config, "gated-gelu")
+    experts = Experts(
+        experts=config.integer("num_experts"),
+        chosen=config.integer("num_selected_experts", 2),
+        inner=config.integer("d_ff"),
+        act=dense.act,
+        gated=dense.gated,
+        shared=dense,
+    )
+
+    def networks(layers: int, key: str) -> list[FeedForward]:
+        step = layers // config.count(key)
+        return [experts if index % step == step - 1 else dense for index in range(layers)]
+
+    layers = config.count("num_layers"), _decoders(config)
+    keys = ("num_sparse_encoder_layers", "num_sparse_decoder_layers")
+    return _built(config, fmt, *map(networks, layers, keys), tied=False)
 
 
 def _built(

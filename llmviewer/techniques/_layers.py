@@ -5,9 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Final
 
+import numpy as np
+
 from ..graph import Block
+
+_BISECTION_STEPS: Final = 53  # to the last bit of a float
 
 _NOTATION: Final = re.compile(r"([1-9]\d{0,4})x(0?\.\d{1,9}|[01](?:\.0*)?)")
 
@@ -49,3 +54,14 @@ def change_by_layer(
         layers = {n for n, fraction in enumerate(fractions) if fraction == one}
         blocks = [piece for block in blocks for piece in split_layers(block, layers.__contains__, change(one))]
     return tuple(blocks)
+
+
+@cache
+def shares_left(mean: float, every: int, layers: int) -> tuple[float, ...]:
+    """Fractions of sequences or tokens that run the layers before each exit, of which the same part leaves at each."""
+    exits = np.arange(layers) // every
+    low, high = 0.0, 1.0
+    for _ in range(_BISECTION_STEPS):
+        stay = (low + high) / 2
+        low, high = (stay, high) if np.mean(stay**exits) < mean else (low, stay)
+    return tuple((high ** np.arange(exits[-1] + 1.0)).tolist())

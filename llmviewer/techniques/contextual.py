@@ -28,14 +28,15 @@ _HEAD_LINEARS: Final = ("q_proj", "o_proj")
 @technique("contextual-sparsity")
 @frozen(kw_only=True)
 class Contextual(Technique):
-    """Contextual sparsity (Deja Vu): a decode step uses only the neurons that a predictor selects.
+    """Contextual sparsity (Deja Vu, MoEfication): a decode step uses only the neurons that a predictor selects.
 
     Effect: in decode, feed-forward linears do the fraction `active` of their OPs and read the neurons that any token of
     the batch needs; with `heads`, query and output projections do the same by heads. A predictor of two linears runs
-    before each feed-forward network; its weights are held in memory.
+    before each feed-forward network, or of one that selects groups of neurons as if they were experts (MoEfication);
+    its weights are held in memory.
     Formula: OPs x active; weights read x (1 - (1 - active)^tokens), the union over the batch; predictor: d x rank +
-    rank x neurons.
-    Source: arXiv:2310.17157, sections 3 and 4.
+    rank x neurons, or d x groups.
+    Source: arXiv:2310.17157, sections 3 and 4; groups: arXiv:2110.01786.
     Use when: single sequences run on a model with ReLU, most of whose neurons are zero.
     Limits: no gain for large batches, whose union soon has all neurons, for the prefill, or in memory. Experts and the
     projections of keys and values are unchanged.
@@ -51,6 +52,7 @@ class Contextual(Technique):
     active: float = parameter("fraction of the neurons that a token needs", 0.2, least=0, most=1, open=True)
     heads: float = parameter("fraction of the attention heads that a token needs", 1.0, least=0, most=1)
     rank: int = parameter("width of the predictor; 0 for one without cost", 1024, least=0)
+    groups: int = parameter("groups that a linear selects instead of neurons; 0: neurons", 0, least=0)
 
     def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
         return graph.map_blocks(self._active) if decode else graph
@@ -71,14 +73,16 @@ class Contextual(Technique):
 
     def _predictor(self, x: Tensor, neurons: int) -> Iterator[Linear]:
         """The linears that select `neurons` from the input `x` of their network."""
-        if self.rank:
-            parts = Parts(format=resolved(HALF, x.format))
+        parts = Parts(format=resolved(HALF, x.format))
+        if self.groups:
+            yield parts.project("predictor_out", x, self.groups, kind=Predictor)
+        elif self.rank:
             yield parts.project("predictor_in", x, self.rank, kind=Predictor)
             between = parts.tensor("predictor_in", self.rank)
             yield parts.project("predictor_out", between, neurons, kind=Predictor)
 
     def auxiliary_graphs(self, setting: SettingView) -> tuple[Graph, ...]:
-        return (self._predictors(setting).decode_graph,) if self.rank else ()
+        return (self._predictors(setting).decode_graph,) if self.rank or self.groups else ()
 
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if not any(True for block in setting.model.graph.blocks for _ in _feed_forward(block)):

@@ -6,18 +6,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import floor
 
+from ..architectures.blocks.parts import HIDDEN, Parts
 from ..devices.hardware import Hardware
-from ..forms import ONE, WHOLE_PASS, pass_fraction, replicas, sampled, thinned
+from ..forms import ONE, WHOLE_PASS, Stream, pass_fraction, replicas, sampled, thinned
 from ..graph import Block, Graph
 from ..operators.base import RETAINED_ROLES, Operator, Tensor, Weight
 from ..operators.images import Place
 from ..operators.linear import LMHead
+from ..precision import HALF, resolved
 from ..records import frozen
 from . import technique
-from ._layers import split_layers
+from ._layers import shares_left, split_layers
 from ._linears import with_tied_weights
-from ._parameters import parameter
+from ._parameters import Condition, parameter
 from ._technique import Kind, Requirement, SettingView, Technique
+from .drafts import auxiliary_model
 
 _ALL = replicas(1)  # the whole pass, in a block that only some tokens run
 
@@ -29,10 +32,11 @@ class EarlyExit(Technique):
 
     Effect: in decode, layers beyond the exit run for the fraction `stay` of the tokens (by=token), or for all tokens in
     that fraction of the steps (by=batch). Keys and values of tokens that exit are filled in from the hidden state at
-    the exit. The head also runs at the exit, to measure confidence.
+    the exit. The head also runs at the exit, to measure confidence; with `jump`, after a linear that stands for the
+    layers beyond.
     Formula: OPs beyond the exit = stay x all. By token, those layers are launched and their weights read with
-    probability 1 - (1 - stay)^tokens, that any token of the batch stays.
-    Source: arXiv:2207.07061, sections 3.2 and 3.4 (by token); arXiv:2307.02628 (by batch).
+    probability 1 - (1 - stay)^tokens, that any token of the batch stays. A jump has d^2 parameters.
+    Source: arXiv:2207.07061, sections 3.2 and 3.4 (by token); arXiv:2307.02628 (by batch); jump: arXiv:2303.09435.
     Use when: sequences run alone; by batch also in large batches, all of whose tokens are made to exit together.
     Limits: no gain for the prefill, nor by token for large batches, in which some token always stays. Weights and cache
     take as much memory as before.
@@ -47,6 +51,10 @@ class EarlyExit(Technique):
     stay: float = parameter("fraction of the tokens that continue after the exit", 0.3, least=0.001, most=1)
     by: str = parameter("whether tokens exit one by one or with their batch", "token", choices=("token", "batch"))
     sure: str = parameter("what measures confidence", "head", choices=("head", "nothing"))
+    jump: bool = parameter(
+        "whether a linear takes the hidden state to that of the last layer",
+        default=False, condition=Condition("sure", ("head",)),
+    )  # fmt: skip
 
     def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
         if not decode:
@@ -58,22 +66,86 @@ class EarlyExit(Technique):
         return Graph((*blocks, *(self._asking(graph) if self.sure == "head" else ())))
 
     def _beyond(self, block: Block) -> Block:
-        filling = _kv_operators(block)
-        operators = tuple(
-            _for_all_tokens(op) if op in filling else op.with_tensors(_with_full_cache) for op in block.operators
-        )
-        stream = sampled(self.stay) if self.by == "token" else pass_fraction(self.stay)
-        return replace(block, name=f"{block.name}.beyond", operators=operators, stream=stream)
+        part = part_of_tokens(block, sampled(self.stay) if self.by == "token" else pass_fraction(self.stay))
+        return replace(part, name=f"{block.name}.beyond")
 
     def _asking(self, graph: Graph) -> Iterator[Block]:
         """The head at the exit, with the weights of the final head."""
+        if self.jump:
+            yield _jump_block(next(block for block in graph.blocks if block.main and block.layers))
         for block in graph.blocks:
             if any(isinstance(op, LMHead) for op in block.operators):
                 yield replace(block.map(with_tied_weights), name="exit")
 
+    def auxiliary_graphs(self, setting: SettingView) -> tuple[Graph, ...]:
+        if not self.jump or self.sure != "head":
+            return ()
+        model = setting.model
+        block = _jump_block(next(block for block in model.graph.blocks if block.main and block.layers))
+        return (setting.helper(auxiliary_model(model, (block,)), "W16A16").decode_graph,)
+
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if setting.model.graph.layers < 2 or floor(self.exit * setting.model.graph.layers) < 1:
             return f"exit must leave a layer before it; got exit={self.exit:g} of {setting.model.graph.layers} layers"
+        return _partial_layers_reason(setting)
+
+
+@technique("halting")
+@frozen(kw_only=True)
+class Halting(Technique):
+    """Adaptive computation time (Universal Transformer): a token stops at the layer at which it has computed enough.
+
+    Effect: after each layer the same fraction of the tokens stops, such that a token runs the fraction `layers` of the
+    layers on average. Keys and values of tokens that stopped are computed from the state that they stopped with. A
+    layer is launched, and its weights read, with the probability that any token of the pass is left. With `shared`, all
+    layers are one, whose weights are held once.
+    Formula: tokens left after n layers = stay^n; their mean over layers is `layers`.
+    Source: arXiv:1603.08983 (ACT); arXiv:1807.03819, section 2.2 (Universal Transformer).
+    Use when: easy tokens need few layers, and sequences run alone or prompts are bound by the compute units.
+    Limits: the model must be trained with it. No gain in weights read by large batches.
+    Not modeled: the halting unit, a linear of d x 1.
+    """
+
+    kind = Kind.DECODING
+    requires = Requirement.NEW_WEIGHTS
+    separate_decode_graph = True
+    order = -3  # before techniques that change layers, so that they change all parts
+
+    layers: float = parameter("mean fraction of the layers that a token runs", 0.5, least=0, most=1, open=True)
+    shared: bool = parameter("whether all layers are one", default=False)
+
+    def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
+        if not self.shared:
+            return graph
+        first = next(block.layers[0] for block in graph.blocks if block.main and block.layers)
+        pieces = (
+            piece
+            for block in graph.blocks
+            for piece in split_layers(block, lambda n: n != first, lambda part: part.map(with_tied_weights))
+        )
+        return Graph(tuple(pieces))
+
+    def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
+        left = shares_left(self.layers, 1, graph.layers)
+
+        def pieces() -> Iterator[Block]:
+            for block in graph.blocks:
+                if not (block.main and block.layers):
+                    yield block
+                    continue
+                for layer in block.layers:
+                    part = replace(block, layers=(layer,))
+                    yield part_of_tokens(part, sampled(left[layer])) if left[layer] < 1 else part
+
+        return Graph(tuple(pieces()))
+
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
+        other = next((one for one in others if isinstance(one, EarlyExit | MixtureOfDepths)), None)
+        if other:
+            return f"{other.name} also lets tokens skip layers; give one of the two"
+        least = 1 / setting.model.graph.layers
+        if self.layers <= least:
+            return f"layers must be above {least:.3g}, the first layer; got {self.layers:g}"
         return _partial_layers_reason(setting)
 
 
@@ -114,6 +186,23 @@ class MixtureOfDepths(Technique):
         if other:
             return f"{other.name} also lets tokens skip layers; give one of the two"
         return _partial_layers_reason(setting)
+
+
+def part_of_tokens(block: Block, stream: Stream) -> Block:
+    """Layers that only the tokens of `stream` run, while keys and values are computed for all."""
+    filling = _kv_operators(block)
+    operators = tuple(
+        _for_all_tokens(op) if op in filling else op.with_tensors(_with_full_cache) for op in block.operators
+    )
+    return replace(block, operators=operators, stream=stream)
+
+
+def _jump_block(layer: Block) -> Block:
+    """A linear from the hidden state at an exit to that of the last layer."""
+    hidden = layer.result
+    parts = Parts(format=resolved(HALF, hidden.format))
+    x = replace(hidden, name=HIDDEN)
+    return Block(name="jump", operators=(parts.linear("jump", x, x),), input=HIDDEN, output=HIDDEN)
 
 
 def _partial_layers_reason(setting: SettingView) -> str:

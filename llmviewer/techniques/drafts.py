@@ -20,11 +20,12 @@ from ..operators.linear import Linear, LMHead
 from ..operators.masks import CAUSAL
 from ..records import frozen
 from ..roofline import Plan
+from ..workload import Spans, Workload
 from . import technique
 from ._drafting import NUM_TOKENS, Drafting
 from ._linears import with_tied_weights
 from ._parameters import Condition, parameter
-from ._technique import Drafter, GraphView, Requirement, SettingView, Technique
+from ._technique import Drafter, Finding, GraphView, Requirement, SettingView, Technique
 
 _OWN_TOKENS: Final = 2  # tokens of a draft and its verification that are the model's own
 
@@ -437,6 +438,50 @@ class Retrieval(Drafting):
         if self.proposed < self.length:
             return f"a tree of {self.nodes} nodes has no path of {self.length} tokens; give nodes={self.length} or more"
         return super().incompatibility(setting, others)
+
+
+@technique("phrase-copying")
+@frozen(kw_only=True)
+class PhraseCopying(Drafting):
+    """Phrase copying (copy-generator): a step appends a whole phrase of known texts, or a word.
+
+    Effect: the head scores the vectors of `phrases` beside the words. The next step processes the tokens of the phrase,
+    which nothing verifies.
+    Formula: time per token = step of ceil(tau) tokens with a head of vocabulary + phrases rows / tau.
+    Source: arXiv:2307.06962.
+    Use when: outputs repeat phrases of a collection whose vectors were computed before.
+    Limits: the model must be trained with it. A large table costs more than it saves: each step reads it whole.
+    Not modeled: choosing the documents whose phrases are scored.
+    """
+
+    requires = Requirement.NEW_WEIGHTS
+
+    phrases: int = parameter("phrases that a step scores", least=1, most=10**9)
+
+    @property
+    def depth(self) -> int:
+        return max(ceil(self.tau or 2) - 1, 1)
+
+    def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
+        return graph.map_blocks(self._with_phrases)
+
+    def _with_phrases(self, block: Block) -> Block:
+        """A block with the scores of phrases beside those of words."""
+        operators: list[Operator] = []
+        for op in block.operators:
+            operators.append(op)
+            if isinstance(op, LMHead):
+                scores = replace(op.result, name="phrase_scores", width=self.phrases)
+                matrix = replace(op.weight, tied=False)
+                table = replace(matrix, name="phrases", shape=(self.phrases, *op.weight.shape[1:]), rows=None)
+                operators.append(replace(op, name="phrase_scores", outputs=(scores,), weights=(table,)))
+        return replace(block, operators=tuple(operators))
+
+    def _verified(self, s: Spans) -> Spans:
+        return replace(super()._verified(s), logits=1)
+
+    def findings(self, setting: SettingView, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
+        return ()
 
 
 @technique("mtp")

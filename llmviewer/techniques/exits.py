@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Final
-
-import numpy as np
 
 from ..architectures.blocks.encoder import Head
 from ..architectures.blocks.parts import Parts, result
@@ -19,10 +16,10 @@ from ..operators.base import Operator, Tensor
 from ..operators.masks import Bidirectional
 from ..records import frozen
 from . import technique
+from ._layers import shares_left
 from ._parameters import Condition, parameter
 from ._technique import Kind, Requirement, SettingView, Technique
 
-_BISECTION_STEPS: Final = 53  # to the last bit of a float
 _STUDENT_HEADS: Final = 2
 
 
@@ -59,7 +56,7 @@ class EncoderExit(Technique):
 
     def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
         total = graph.layers
-        left = _shares_left(self.layers, self.every, total)
+        left = shares_left(self.layers, self.every, total)
 
         def pieces() -> Iterator[Block]:
             is_after_layers = False
@@ -115,14 +112,3 @@ class EncoderExit(Technique):
         if self.layers <= least or self.every >= model.graph.layers:
             return f"layers must be above {least:.3g}, those before the first exit; got {self.layers:g}"
         return ""
-
-
-@cache
-def _shares_left(mean: float, every: int, layers: int) -> tuple[float, ...]:
-    """Fractions of the sequences that run the layers before each exit, of which the same part leaves at each."""
-    exits = np.arange(layers) // every
-    low, high = 0.0, 1.0
-    for _ in range(_BISECTION_STEPS):
-        stay = (low + high) / 2
-        low, high = (stay, high) if np.mean(stay**exits) < mean else (low, stay)
-    return tuple((high ** np.arange(exits[-1] + 1.0)).tolist())

@@ -64,11 +64,12 @@ class Rewritten(Technique):
 @technique("prompt-compression")
 @frozen(kw_only=True)
 class Compression(Rewritten):
-    """Prompt compression (LLMLingua, Selective Context): a small model scores tokens, and only some are kept.
+    """Prompt compression (LLMLingua, Selective Context, DYNAICL): a small model scores tokens; only some are kept.
 
-    Effect: the prompt has the fraction `ratio` of its tokens in every phase. Before, the scorer processes all of it.
-    Formula: TTFT = prefill of the scorer(n) + prefill(ratio x n).
-    Source: arXiv:2310.05736; arXiv:2404.14294, section 4.1.
+    Effect: the prompt has the fraction `ratio` of its tokens in every phase, or at most `budget`. Before, the scorer
+    processes all of it, several times if it first chooses among examples (LLMLingua: passes=2).
+    Formula: TTFT = passes x prefill of the scorer(n) + prefill(min(ratio x n, budget)).
+    Source: arXiv:2310.05736, section 3 (budget, two passes); arXiv:2305.11170 (DYNAICL); arXiv:2404.14294, section 4.1.
     Use when: prompts are long, as attention is quadratic in their length, or decode is bound by the cache.
     Limits: no gain for decode steps bound by weights, nor for short prompts, for which the scorer costs more than it
     saves.
@@ -77,22 +78,26 @@ class Compression(Rewritten):
     ratio: float = parameter("fraction of the tokens that is kept", 0.5, least=0, most=1, open=True)
     scorer: str = parameter("model that scores the tokens; its time is not counted if not given", "")
     scorer_quant: str = parameter(f"precision of the scorer, {_SCORER_QUANT} if not given", "")
+    passes: int = parameter("passes of the scorer over the prompt", 1, least=1, most=64)
+    budget: int = parameter("tokens that are kept at most; 0: no limit [tokens]", 0, least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.scorer_quant and not self.scorer:
-            raise InputError(f"{self.name}: scorer_quant needs a scorer; give scorer=MODEL or leave it out")
+        for given, name in ((self.scorer_quant, "scorer_quant"), (self.passes > 1, "passes")):
+            if given and not self.scorer:
+                raise InputError(f"{self.name}: {name} needs a scorer; give scorer=MODEL or leave it out")
 
     def length(self, prompt: Num) -> Num:
-        shortened: Num = np.ceil(self.ratio * np.asarray(prompt, dtype=np.float64))[()]
-        return shortened
+        shortened = np.ceil(self.ratio * np.asarray(prompt, dtype=np.float64))
+        return np.minimum(shortened, self.budget or np.inf)[()]
 
     def schedule(self, schedule: Schedule, setting: SettingView) -> Schedule:
         shorter = super().schedule(schedule, setting)
         if not self.scorer:
             return shorter
         scoring = schedule.passes_over_prompts(f"scoring by {self.scorer}", self._scorer(setting).plan)
-        return replace(shorter, first=(*scoring, *shorter.first))
+        repeated = (replace(run, times=np.multiply(run.times, self.passes)) for run in scoring)
+        return replace(shorter, first=(*repeated, *shorter.first))
 
     def auxiliary_graphs(self, setting: SettingView) -> tuple[Graph, ...]:
         return (self._scorer(setting).decode_graph,) if self.scorer else ()
@@ -105,7 +110,7 @@ class Compression(Rewritten):
             Workload((Sequences(batch=s.batch, q_len=n, kv_len=n),)) for n in (_LENGTHS, self.length(_LENGTHS))
         )
         plan, scorer = setting.plan, self._scorer(setting).plan
-        pays = plan.time_s(compressed) + scorer.time_s(original) < plan.time_s(original)
+        pays = plan.time_s(compressed) + self.passes * scorer.time_s(original) < plan.time_s(original)
         shortest = int(_LENGTHS[np.argmax(pays)]) if np.any(pays) else None
         range_text = (
             f"from prompts of about {shortest} tokens" if shortest else f"at no length up to {_LENGTHS[-1]:.0f} tokens"

@@ -18,7 +18,7 @@ from ..resource import Resource
 from . import technique
 from ._layers import by_layer_problem, change_by_layer, parse_by_layer
 from ._linears import ReplacedLinear
-from ._parameters import parameter
+from ._parameters import Condition, parameter
 from ._technique import Kind, Requirement, SettingView, Technique
 
 _ROUNDED: Final = 0.02  # relative rounding of datasheet rates: 733 and 362 for L40S
@@ -139,13 +139,14 @@ class Structured(Sparse):
 @technique("pruning")
 @frozen(kw_only=True)
 class Unstructured(Sparse):
-    """Unstructured pruning (SparseGPT, Wanda; by layer: OWL, BESA, ISC): any weights may be zero.
+    """Pruning (SparseGPT, Wanda, movement; by layer: OWL, BESA, ISC): any weights, or blocks of them, may be zero.
 
-    Effect: fewer bytes of weights, if the format omits zeros. All multiply-adds are done, those with zeros too. With
-    `layers`, each layer has a sparsity of its own.
-    Formula: bits per weight = density x bits + 1 (bitmap), density x (bits + 16) (index of 16 bits), or unchanged
-    (dense), with density = 1 - sparsity.
-    Source: arXiv:2309.10285 (sparse load, dense compute); arXiv:2301.00774; by layer: arXiv:2310.05175 (OWL).
+    Effect: fewer bytes of weights, if the format omits zeros. All multiply-adds are done, those with zeros too, but for
+    whole blocks of zeros (format=blocks). With `layers`, each layer has a sparsity of its own.
+    Formula: bits per weight = density x bits + 1 (bitmap), density x (bits + 16) (index of 16 bits), density x (bits +
+    16 / block^2) (an index for each block), or unchanged (dense), with density = 1 - sparsity.
+    Source: arXiv:2309.10285 (sparse load, dense compute); arXiv:2301.00774; movement: arXiv:2005.07683; blocks of 32 x
+    32: arXiv:2109.04838; by layer: arXiv:2310.05175 (OWL).
     Use when: decode is bound by weights, and kernels load a compressed format and fill in the zeros on the chip.
     Limits: no gain in the dense format, nor for a prefill bound by the compute units. Indices take more than the
     omitted zeros below a sparsity of 16 / (bits + 16), a bitmap below 1 / bits.
@@ -154,7 +155,10 @@ class Unstructured(Sparse):
 
     sparsity: float = parameter("fraction of the weights that is zero", _HALF, least=0, most=1, open=True)
     layers: str = parameter("sparsity of consecutive layers, such as 8x0.6+24x0.75; instead of sparsity", "")
-    format: str = parameter("how weights are stored", "dense", choices=("dense", "bitmap", "index"))
+    format: str = parameter("how weights are stored", "dense", choices=("dense", "bitmap", "index", "blocks"))
+    block: int = parameter(
+        "rows and columns of a block", 32, least=2, most=4096, condition=Condition("format", ("blocks",))
+    )
 
     def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:
         if not self.layers:
@@ -168,10 +172,13 @@ class Unstructured(Sparse):
 
     def bits(self, dense: float) -> float:
         density = 1 - self.sparsity
-        return {"dense": dense, "bitmap": density * dense + 1, "index": density * (dense + _INDEX_BITS)}[self.format]
+        indices = {"index": _INDEX_BITS, "blocks": _INDEX_BITS / self.block**2}
+        if self.format in indices:
+            return density * (dense + indices[self.format])
+        return density * dense + 1 if self.format == "bitmap" else dense
 
     def done(self, op: Linear, hardware: Hardware) -> float | None:  # noqa: ARG002
-        return None if self.format == "dense" else 1.0
+        return {"dense": None, "blocks": 1 - self.sparsity}.get(self.format, 1.0)
 
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
         if self.layers and (problem := by_layer_problem(self.layers, setting.model.graph.layers)):
@@ -185,4 +192,4 @@ class Unstructured(Sparse):
     def notes(self, setting: SettingView) -> tuple[str, ...]:  # noqa: ARG002
         if self.format != "dense":
             return ()
-        return ("pruning changes nothing in the dense format; give format=bitmap or format=index",)
+        return ("pruning changes nothing in the dense format; give format=bitmap, index or blocks",)

@@ -8,17 +8,23 @@ from functools import cached_property
 from itertools import accumulate
 from math import ceil
 from operator import mul
+from typing import Final
 
 import numpy as np
 
+from ..forms import evaluate
 from ..graph import Graph
 from ..model import Model, vocabulary
 from ..model_files import load_model
 from ..records import frozen
+from ..resource import matrix
+from ..workload import Workload
 from . import technique
 from ._drafting import NUM_TOKENS, Drafting
 from ._parameters import parameter
-from ._technique import Drafter, Requirement, SettingView, Technique
+from ._technique import Drafter, Finding, Requirement, SettingView, Technique
+
+_TRAINING_OPS: Final = 6  # of a token, for each parameter: forward and backward pass
 
 
 @technique("speculative")
@@ -86,9 +92,7 @@ class Speculative(Drafting):
         if self.staged > 1:
             passes = ceil(self.gamma / self.staged)
             widths = tuple(len(part) for part in np.array_split(range(self.gamma), passes))
-        return Drafter(
-            name=f"draft {self.draft}", network=network, widths=widths * self.drafts, models=self.drafts
-        )
+        return Drafter(name=f"draft {self.draft}", network=network, widths=widths * self.drafts, models=self.drafts)
 
     def auxiliary_graphs(self, setting: SettingView) -> tuple[Graph, ...]:
         return super().auxiliary_graphs(setting) * self.drafts
@@ -105,6 +109,16 @@ class Speculative(Drafting):
                 f"{draft.name} cannot draft for {setting.model.name}: both must generate, and have an encoder or none"
             )
         return super().incompatibility(setting, others)
+
+    def findings(self, setting: SettingView, step: Workload) -> tuple[Finding, ...]:
+        """Also the tokens that idle matrix units could train the draft on (OSD, arXiv:2310.07177): 6 OPs each."""
+        plan = setting.decode_plan
+        rate = max(setting.hardware.rates.get(matrix(half), 0.0) for half in ("bf16", "fp16"))
+        idle_ops = max(rate * float(plan.time_s(step)) - float(evaluate(plan.ops, step)), 0.0)
+        trained = idle_ops / (_TRAINING_OPS * self.model.parameters)
+        text = f"a verification leaves matrix units idle for training the draft on {trained:.3g} tokens"
+        found = Finding(key="idle_training_tokens", value=trained, text=text)
+        return (*super().findings(setting, step), *((found,) if rate else ()))
 
     def notes(self, setting: SettingView) -> tuple[str, ...]:
         draft, target = vocabulary(self.model), vocabulary(setting.model)

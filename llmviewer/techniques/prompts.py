@@ -83,9 +83,13 @@ class Compression(Rewritten):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for given, name in ((self.scorer_quant, "scorer_quant"), (self.passes > 1, "passes")):
-            if given and not self.scorer:
-                raise InputError(f"{self.name}: {name} needs a scorer; give scorer=MODEL or leave it out")
+        if self.scorer_quant and not self.scorer:
+            raise InputError(f"{self.name}: scorer_quant needs a scorer; give scorer=MODEL or leave it out")
+
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
+        if self.passes > 1 and not self.scorer:
+            return f"passes={self.passes} needs a scorer; give scorer=MODEL or leave it out"
+        return super().incompatibility(setting, others)
 
     def length(self, prompt: Num) -> Num:
         shortened = np.ceil(self.ratio * np.asarray(prompt, dtype=np.float64))

@@ -116,7 +116,7 @@ class Speculative(Drafting):
         rate = max(setting.hardware.rates.get(matrix(half), 0.0) for half in ("bf16", "fp16"))
         idle_ops = max(rate * float(plan.time_s(step)) - float(evaluate(plan.ops, step)), 0.0)
         trained = idle_ops / (_TRAINING_OPS * self.model.parameters)
-        text = f"a verification leaves matrix units idle for training the draft on {trained:.3g} tokens"
+        text = f"a verification leaves matrix units idle for training the draft on {trained:,.0f} tokens"
         found = Finding(key="idle_training_tokens", value=trained, text=text)
         return (*super().findings(setting, step), *((found,) if rate else ()))
 

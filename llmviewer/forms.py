@@ -225,7 +225,7 @@ def kv_streams(tile: float, resident: float, window: float = np.inf) -> Form:
 
 
 CONTEXT_INDEPENDENT: Final = frozenset(
-    ("one", "sequences", "tokens", "logits", "with_logits", "table_rows", "distinct_experts")
+    ("one", "sequences", "tokens", "logits", "with_logits", "table_rows", "distinct_experts", "busiest_experts")
 )
 """Features that are the same in every decode step of a batch, however long its context."""
 
@@ -292,6 +292,11 @@ def chunk_pairs(chunk: int) -> Form:
 def distinct_experts(experts: int, chosen: int, skew: float = 0) -> Form:
     """Mean number of distinct experts that a pass uses; popularity falls with rank as rank^-skew."""
     return _feature("distinct_experts", experts, chosen, *((skew,) if skew else ()))
+
+
+def busiest_experts(experts: int, chosen: int, ranks: int) -> Form:
+    """Mean number of distinct experts that a pass uses on the busiest of `ranks`; all experts are equally popular."""
+    return _feature("busiest_experts", experts, chosen, ranks)
 
 
 def any_of(share: float) -> Form:

@@ -193,7 +193,7 @@ class EngineOptions(TypedDict, total=False):
         str,
         Parameter(
             about="Serving engine: its kernels, and its host time per step.",
-            more="vllm, sglang, tensorrt-llm, llama.cpp, mlx; huggingface, deepspeed, openppl, flashdecoding++ or "
+            more="vllm, sglang, tensorrt-llm, llama.cpp, mlx; atom, huggingface, deepspeed, openppl, flashdecoding++ or "
             "lightllm, of which a number was fitted to one run, or others' kernels stand in. Replaces --library. If "
             "not given, launches have no gaps.",
             default="",
@@ -209,6 +209,15 @@ class EngineOptions(TypedDict, total=False):
             more="If not given, the newest that is known.",
             default="",
             metavar="VERSION",
+        ),
+    ]
+    experts_kernel: Annotated[
+        str,
+        Parameter(
+            about="Measured kernel of experts that the engine is told to use: part of its name, such as marlin.",
+            more="vLLM's --moe-backend, SGLang's --moe-runner-backend. If not given, the best of the newest.",
+            default="",
+            metavar="NAME",
         ),
     ]
     memory_fraction: Annotated[

@@ -239,7 +239,8 @@ def capacity(setting: Setting, tokens: int | None = None) -> Capacity:
 
     tokens  tokens of a request, prompt and output; None: as many as the server accepts
     """
-    server = server_of(setting)
+    is_length_given = tokens or (setting.engine and setting.engine.options.max_model_len)
+    server = server_of(setting, has_chosen_length=not is_length_given)
     pool, budget, limit, ranks = server.pool, server.budget, server.limit, server.ranks
     length = tokens or pool.longest
     at_once = min(pool.requests(length), MAX_SEQUENCES)
@@ -254,10 +255,11 @@ def capacity(setting: Setting, tokens: int | None = None) -> Capacity:
     )  # fmt: skip
 
 
-def server_of(setting: Setting, hardware: Hardware | None = None) -> Server:
+def server_of(setting: Setting, hardware: Hardware | None = None, *, has_chosen_length: bool = False) -> Server:
     """The server of `setting.engine`; without an engine, all memory of the device besides weights.
 
-    hardware  another device with that server, on which the graphs take as much memory; None: that of the setting
+    hardware           another device with that server, on which the graphs take as much memory; None: the setting's
+    has_chosen_length  whether the engine chooses the greatest length by what fits, rather than that of known requests
     """
     engine, device = setting.engine, hardware or setting.hardware
     rules = engine.memory if engine and engine.memory else _PHYSICAL
@@ -269,7 +271,16 @@ def server_of(setting: Setting, hardware: Hardware | None = None) -> Server:
     total = visible_bytes(device) if engine and engine.memory else device.capacity
     layers = [_layers(setting, stage) for stage in range(len(setting.footprint.stages))]
     budgets = [
-        _budget(setting, rules, stage, layers=sum(one.count for one in each), total=total, chunk=chunk, limit=limit)
+        _budget(
+            setting,
+            rules,
+            stage,
+            layers=sum(one.count for one in each),
+            total=total,
+            chunk=chunk,
+            limit=limit,
+            margin=rules.margin if has_chosen_length else 0.0,
+        )  # fmt: skip
         for stage, each in enumerate(layers)
     ]
     pools = [
@@ -314,9 +325,20 @@ class _Budget(NamedTuple):
 
 
 def _budget(
-    setting: Setting, rules: MemoryRules, stage: int, *, layers: int, total: float, chunk: int, limit: int
+    setting: Setting,
+    rules: MemoryRules,
+    stage: int,
+    *,
+    layers: int,
+    total: float,
+    chunk: int,
+    limit: int,
+    margin: float,
 ) -> _Budget:
-    """The division of the memory of a device of a pipeline stage with so many layers that have caches."""
+    """The division of the memory of a device of a pipeline stage with so many layers that have caches.
+
+    margin  memory that is left free beside caches [B]
+    """
     footprint, layout = setting.footprint, setting.layout
     weights = footprint.stages[stage].weight_bytes + sum(
         max(other.weight_bytes for other in one.stages) for one in footprint.beside
@@ -347,7 +369,6 @@ def _budget(
         used = fraction * (total - other) + other
         pool = used - weights - other
     else:
-        margin = 0.0 if setting.engine and setting.engine.options.max_model_len else rules.margin
         used = fraction * (total - weights - activations - other) + weights + activations + other - margin
         pool = used - weights - activations - other
     return _Budget(used=used, weights=weights, activations=activations, other=other, pool=pool)

@@ -27,7 +27,8 @@ from .lowering import Lowering
 from .memory import Footprint, Shapes
 from .model import Model
 from .model_files import load_model
-from .operators.linear import Linear
+from .operators.embedding import Embedding
+from .operators.linear import ExpertsLinear, Linear, LMHead
 from .options import PARAMETERS, EngineOptions, LayoutOptions, PassOptions, SettingOptions
 from .parallel.layout import ONE_DEVICE, Layout, parse_layout
 from .parameters import Accounting, Algorithm, AttentionMode, Mla
@@ -41,6 +42,8 @@ from .transforms.quantize import PUBLISHED, Quantization, parse_quantization
 from .workload import Workload
 
 _O = TypeVar("_O")
+_PADDED_FORMAT: Final = "mxfp4"
+_HOST_LINK: Final = "host.bandwidth"  # which devices lack that share memory with a CPU
 _MOST_STEPS: Final = 1 << 24  # of a generation; arrays of their lengths take 128 MB
 
 
@@ -261,8 +264,42 @@ class Setting:
         return result if result and result.modelled else None
 
     @cached_property
+    def host_embeddings(self) -> float:
+        """Embeddings of tokens that the engine keeps in host memory, of a device that has memory of its own. [B]"""
+        memory = self.engine.memory if self.engine else None
+        if not (memory and memory.host_embeddings and _HOST_LINK in self.hardware.numbers):
+            return 0.0
+        if any(weight.tied for _, op in self.graph for weight in op.weights):
+            return 0.0  # the head, which the device computes, has the same table
+        return sum(w.stored_bytes for _, op in self.graph if isinstance(op, Embedding) for w in op.weights)
+
+    def _padding_of(self, stage: int) -> float:
+        """Padding of experts in MXFP4 by the engine on a device of a pipeline stage. [B]"""
+        multiple = self.engine.memory.mxfp4_multiple if self.engine and self.engine.memory else 0
+        if not multiple:
+            return 0.0
+        graph = self.graph.of_stage(stage) if self.layout.pp > 1 else self.graph
+        width = next((op.weight.shape[1] for _, op in self.model.graph if isinstance(op, LMHead)), 0)
+        padded = -(-width // multiple) * multiple / width - 1 if width else 0.0
+        return padded * sum(
+            block.repeat * weight.stored_bytes
+            for block, op in graph
+            if isinstance(op, ExpertsLinear)
+            for weight in op.weights
+            if weight.format.name == _PADDED_FORMAT and width in weight.shape
+        )
+
+    @cached_property
     def footprint(self) -> Footprint:
         model_footprint = self.lowering.footprint.decoding() if self.decodes_only else self.lowering.footprint
+        changes = [self._padding_of(stage) for stage in range(self.layout.pp)]
+        changes[0] -= self.host_embeddings
+        if any(changes):
+            stages = tuple(
+                replace(stage, weight_bytes=stage.weight_bytes + change)
+                for stage, change in zip(model_footprint.stages, changes, strict=True)
+            )
+            model_footprint = replace(model_footprint, stages=stages)
         if not self.techniques:
             return model_footprint
         shapes = Shapes(prefill=self.prefill, step=self.step, kept=self.kept)
@@ -551,9 +588,9 @@ def server_options(values: EngineOptions) -> ServerOptions:
         if value is not None and not PARAMETERS[name].holds(value):
             raise InputError(f"{name} must be {PARAMETERS[name].limits}; got {value!r}")
     return ServerOptions(
-        version=values["engine_version"], memory_fraction=values["memory_fraction"],
-        max_num_seqs=values["max_num_seqs"], max_num_batched_tokens=values["max_num_batched_tokens"],
-        max_model_len=values["max_model_len"],
+        version=values["engine_version"], experts_kernel=values["experts_kernel"],
+        memory_fraction=values["memory_fraction"], max_num_seqs=values["max_num_seqs"],
+        max_num_batched_tokens=values["max_num_batched_tokens"], max_model_len=values["max_model_len"],
     )  # fmt: skip
 
 
@@ -562,8 +599,9 @@ def engine_inputs(engine: Engine | None) -> EngineOptions:
     options = engine.options if engine else AS_SHIPPED
     return {
         "engine": engine.name if engine else "", "engine_version": options.version,
-        "memory_fraction": options.memory_fraction, "max_num_seqs": options.max_num_seqs,
-        "max_num_batched_tokens": options.max_num_batched_tokens, "max_model_len": options.max_model_len,
+        "experts_kernel": options.experts_kernel, "memory_fraction": options.memory_fraction,
+        "max_num_seqs": options.max_num_seqs, "max_num_batched_tokens": options.max_num_batched_tokens,
+        "max_model_len": options.max_model_len,
     }  # fmt: skip
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import cache, reduce
+from math import lgamma
 from operator import add
+from typing import Final
 
 import numpy as np
 
 from .errors import InputError
 from .forms import Num
 from .records import frozen
+
+_LEAST_CHANCE: Final = 1e-15  # chance, of which a logarithm is finite
 
 
 @frozen(kw_only=True)
@@ -372,6 +376,13 @@ class Workload:
             return experts * (1 - (1 - chosen / experts) ** tokens)
         return reduce(add, (1 - (1 - share) ** tokens for share in popularity(int(experts), int(chosen), skew)))
 
+    def busiest_experts(self, experts: float, chosen: float, ranks: float) -> Num:
+        """Mean number of experts that tokens use on the rank where they use most, of `ranks` that divide the experts.
+
+        All experts are equally likely; ranks are treated as independent.
+        """
+        return most_of_binomials(self.distinct_experts(experts, chosen) / experts, int(experts // ranks), ranks)
+
     def expert_rows(self, experts: float, chosen: float, factor: float) -> Num:
         """Rows of all experts, each with `factor` times its equal share of the tokens, rounded, at least one."""
         rows: Num = experts * np.maximum(np.rint(factor * chosen * self.tokens() / experts), 1.0)
@@ -498,6 +509,24 @@ def _least(a: Num, b: Num) -> Num:
 def _most(a: Num, b: Num) -> Num:
     """The larger of two quantities, as _least()."""
     return max(a, b) if type(a) is type(b) is float else np.maximum(a, b)
+
+
+def most_of_binomials(share: Num, trials: int, draws: float) -> Num:
+    """Mean of the largest of `draws` independent binomial numbers of `trials`, each a success with chance `share`."""
+    chances, place = np.atleast_1d(np.clip(share, _LEAST_CHANCE, 1 - _LEAST_CHANCE)), ...
+    if np.size(share) > 1:
+        chances, place = np.unique(chances, return_inverse=True)
+    numbers = np.arange(trials)
+    logs = _log_ways(trials) + numbers * np.log(chances)[:, None] + (trials - numbers) * np.log1p(-chances)[:, None]
+    at_most = np.minimum(np.cumsum(np.exp(logs), axis=1), 1.0)
+    most: Num = (1 - at_most**draws).sum(axis=1)[place].reshape(np.shape(share))
+    return most if np.ndim(share) else float(most)
+
+
+@cache
+def _log_ways(trials: int) -> np.ndarray:
+    """Logarithms of the numbers of ways to choose 0, 1, ... of `trials`, but not all."""
+    return np.array([lgamma(trials + 1) - lgamma(n + 1) - lgamma(trials - n + 1) for n in range(trials)])
 
 
 def _minimum(value: Num) -> Num:

@@ -116,6 +116,8 @@ def remarks(choice: Choice) -> list[str]:
             f"The ranking follows {first[0]} most: rank correlation {first[1]:.3f} (Spearman)"
             + (f"; {others}." if others else ".")
         )
+    if choice.by is Criterion.SPEED:
+        lines.append("What tokens cost: --by cost, and at a rate of requests llmviewer plan.")
     return [
         *lines,
         *unsold(choice.unavailable),

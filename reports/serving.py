@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from llmviewer.expectation.engines import Engine
 from llmviewer.model import Model
 from llmviewer.serving.clients import CLIENTS
 from llmviewer.serving.metrics import Usage
@@ -45,8 +46,20 @@ def basis(result: Simulation | Saturation) -> str:
         return f"{_BOUND} {unknown(result.unknown)}".strip()
     setting = result.setting
     if setting.engine:
-        return f"{_BOUND} Expected: step times of {setting.engine.description}"
+        return f"{_BOUND} Expected: step times of {setting.engine.description}{_of_servers(setting.engine)}"
     return f"{_BOUND} Expected: step times from {kernels(setting)}, without launch gaps and scheduler overhead."
+
+
+def _of_servers(engine: Engine) -> str:
+    """Multiples of expected times that published servers took, as a sentence; "" if none were compared."""
+    servers = engine.servers
+    if servers is None:
+        return ""
+    tpot, ttft = (" to ".join(f"{factor:g}" for factor in span) for span in (servers.tpot, servers.ttft))
+    return (
+        f" Eight of ten of {servers.results} published servers took {tpot} times the expected TPOT and {ttft} times the "
+        "expected TTFT (llmviewer docs inferencex)."
+    )
 
 
 def unknown(why: str) -> str:

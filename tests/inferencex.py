@@ -33,10 +33,10 @@ from llmviewer.analyzing.generation import GenerationResult
 from llmviewer.setting import Setting
 from llmviewer.variants.evaluation import Evaluation
 
-KERNELS = {"atom": "vllm"}  # whose kernels stand in for those of an engine
 _PARTS = "chunked:2048"
 _CHUNKS = {"h200-sxm": 32768, "mi300x": 131072, "mi325x": 131072, "mi355x": 196608, "b200": 16384, "b300": 16384}
 _POLLED = ("b200", "b300")  # SGLang looks for requests after 30 decode steps there, or 10 with few clients
+_DELAYED = "fcfs:8192,hold=40,fill=0.8"  # batch_wait_timeout_iters, batch_wait_max_tokens_ratio
 _LEAST = 0.8  # of a length
 _FRACTIONS = {"vllm": 0.9, "tensorrt-llm": 0.85, "atom": None}  # of gpt-oss
 _VERSION = (
@@ -71,8 +71,9 @@ def found(row) -> Found:
 def _asked(row):
     return {
         "quant": None if row["quant"] == "published" else row["quant"], "memory_fraction": memory_fraction(row),
-        "engine": KERNELS.get(row["engine"], row["engine"]), "layout": row["layout"],
-        "engine_version": _VERSION if row["engine"] == "vllm" and row["device"] != "b200" else "",
+        "engine": row["engine"], "layout": row["layout"],
+        "engine_version": _VERSION if (early := row["engine"] == "vllm" and row["device"] != "b200") else "",
+        "experts_kernel": "marlin" if early else "",  # VLLM_MXFP4_USE_MARLIN in the scripts of H100 and H200
     }  # fmt: skip
 
 
@@ -101,6 +102,8 @@ def statistic(row):
 
 def policy(row):
     """The scheduling policy of a result; None for that of its engine."""
+    if row["engine"] == "tensorrt-llm" and not row["layout"].startswith("dp"):
+        return _DELAYED if _is_delayed(row) else "fcfs:20000" if row["model"] == "gpt-oss-120b" else None
     if row["engine"] != "sglang":
         return None
     tokens, few = _CHUNKS[row["device"]], int(row["concurrency"]) < 16
@@ -108,6 +111,12 @@ def policy(row):
         tokens, few = (32768, few) if "tp=8" in row["layout"] else (8192, True)
     polled = f",poll={10 if few else 30}" if row["device"] in _POLLED else ""
     return f"prefill-chunks:{tokens}{polled}"
+
+
+def _is_delayed(row):
+    """Whether the script sets batch_wait_timeout_iters, so that prompts wait for others."""
+    is_short = row["prompt"] == row["gen"] == "1024" and 64 <= int(row["concurrency"]) < 256
+    return row["device"] == "b200" and "nvfp4" not in row["quant"] and row["model"] == "deepseek-r1" and is_short
 
 
 def memory_fraction(row):

@@ -78,6 +78,27 @@ def test_rarely_polling_scheduler_admits_a_request_late(steps, poll, seen_after)
     assert run.start_s[1] == pytest.approx(until_s, rel=1e-6)
 
 
+@pytest.mark.parametrize(("policy", "steps_waited"), [("hold=40,fill=0.4", 40), ("hold=5,fill=0.4", 5), ("", 1)])
+def test_a_prompt_waits_for_others_to_fill_the_step(steps, policy, steps_waited):
+    """As TensorRT-LLM's batch_wait_timeout_iters: it waits for all but one step; the count begins with it."""
+    third_s = float(steps.prefill_s(float(PROMPT))) + sum(decode_s(steps, i) for i in range(2))
+    run = served(steps, [(0.0, 300), (third_s + 1e-5, 1)], f"fcfs:8192,{policy}".rstrip(","))
+    until_s = third_s + sum(decode_s(steps, i) for i in range(2, 2 + steps_waited))
+    own_s = run.first_s[1] - until_s - float(steps.prefill_s(float(PROMPT)))  # of the step with a decoding sequence
+    assert 0 < own_s < 0.9 * decode_s(steps, 0)
+
+
+def test_prompts_that_fill_the_step_wait_no_longer(steps):
+    """Seven of 512 tokens and a sequence that decodes are 0.4 of 8192; one is read where nothing decodes."""
+    third_s = float(steps.prefill_s(float(PROMPT))) + decode_s(steps, 0)
+    many = served(steps, [(0.0, 300), *[(third_s, 1)] * 7], "fcfs:8192,hold=1000,fill=0.4")
+    assert np.ptp(many.first_s[1:]) == 0
+    assert many.first_s[1] < 1.5 * (third_s + float(steps.prefill_s(7.0 * PROMPT)))
+    assert served(steps, [(0.0, 3)], "fcfs:8192,hold=1000,fill=0.4").first_s == pytest.approx(
+        [float(steps.prefill_s(float(PROMPT)))]
+    )
+
+
 def test_idle_scheduler_admits_at_once(steps):
     run = served(steps, [(0.0, 2), (7.0, 2)], "prefill-first,poll=1000", frontend=Frontend(ahead=True))
     assert run.start_s.tolist() == [0.0, 7.0]

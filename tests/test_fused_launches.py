@@ -148,5 +148,5 @@ def test_published_times_of_fused_all_reduces_are_within_the_interval(model, dev
 
 def test_every_engine_names_the_source_of_its_fusions():
     stated = {name: find_engine(name).launching for name in engine_names()}
-    assert {name for name, one in stated.items() if one.fusions} == {"vllm", "sglang", "tensorrt-llm"}
+    assert {name for name, one in stated.items() if one.fusions} == {"vllm", "sglang", "tensorrt-llm", "atom"}
     assert {name for name, one in stated.items() if one.has_cache_writes} == {"vllm", "sglang"}

@@ -174,7 +174,8 @@ def test_the_foot_has_the_version_and_the_inputs(page):
         "images": 0, "quant": "as published", "attention": "flash", "accounting": "faithful", "mla": "auto",
         "expert_skew": 0, "mtp": False, "layout": "", "devices": 1, "offload": "", "host": "", "host_set": [],
         "on_host": "", "hardware_set": [], "techniques": [], "library": "", "engine": "", "engine_version": "",
-        "memory_fraction": None, "max_num_seqs": None, "max_num_batched_tokens": None, "max_model_len": None,
+        "experts_kernel": "", "memory_fraction": None, "max_num_seqs": None, "max_num_batched_tokens": None,
+        "max_model_len": None,
         "profiles": [], "batch_found": False, "tpot_goal_s": None,
     }  # fmt: skip
 

@@ -6,6 +6,8 @@ from statistics import median
 
 import pytest
 
+from llmviewer.expectation.engines import find_engine
+
 from .documented import names, rows
 from .inferencex import DRAFTED, ROWS, drafts, found
 
@@ -79,3 +81,14 @@ def test_page_counts_every_result():
     apart = rows("inferencex.md", "| device | engine | format | layout | results")
     assert sum(int(line[4]) for line in every) == len(TOGETHER)
     assert sum(int(line[4]) for line in apart) == len(APART)
+
+
+def test_page_and_engines_have_the_same_intervals_of_servers():
+    lines = rows("inferencex.md", "| engine | device | measured / expected TPOT")
+    of_engines = [line for line in lines if line[1] == "all" and line[0] != "all"]
+    assert {names(line[0])[0] for line in of_engines} == {row["engine"] for row in TOGETHER}
+    for line in of_engines:
+        servers = find_engine(*names(line[0])).servers
+        assert [line[2], line[3]] == [f"{low:.2f} to {high:.2f}" for low, high in (servers.tpot, servers.ttft)]
+    *_, everything = lines
+    assert all(75 <= float(share.rstrip("%")) <= 85 for share in everything[5:])

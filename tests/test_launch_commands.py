@@ -27,13 +27,15 @@ from .cases import for_each
 # mlx_lm 0.32.2 (server.py), read in November 2026.
 DOCUMENTED = {
     "vllm": "--tensor-parallel-size --pipeline-parallel-size --data-parallel-size --decode-context-parallel-size "
-    "--enable-expert-parallel --enable-dbo --quantization --kv-cache-dtype --max-model-len --max-num-seqs "
-    "--max-num-batched-tokens --gpu-memory-utilization --enable-prefix-caching --speculative-config --block-size "
-    "--enable-chunked-prefill --cpu-offload-gb --enable-eplb --async-scheduling --enforce-eager --dtype --seed",
+    "--enable-expert-parallel --moe-backend --enable-dbo --quantization --kv-cache-dtype --max-model-len "
+    "--max-num-seqs --max-num-batched-tokens --gpu-memory-utilization --enable-prefix-caching --speculative-config "
+    "--block-size --enable-chunked-prefill --cpu-offload-gb --enable-eplb --async-scheduling --enforce-eager "
+    "--dtype --seed",
     "sglang": "--model-path --tp-size --pp-size --dp-size --enable-dp-attention --ep-size --ep-num-redundant-experts "
-    "--enable-eplb --enable-two-batch-overlap --quantization --kv-cache-dtype --context-length --max-running-requests "
-    "--chunked-prefill-size --mem-fraction-static --speculative-algorithm --speculative-draft-model-path "
-    "--speculative-num-steps --speculative-eagle-topk --speculative-num-draft-tokens --page-size --disable-radix-cache",
+    "--enable-eplb --moe-runner-backend --enable-two-batch-overlap --quantization --kv-cache-dtype --context-length "
+    "--max-running-requests --chunked-prefill-size --mem-fraction-static --speculative-algorithm "
+    "--speculative-draft-model-path --speculative-num-steps --speculative-eagle-topk --speculative-num-draft-tokens "
+    "--page-size --disable-radix-cache",
     "tensorrt-llm": "--tp_size --pp_size --cp_size --ep_size --max_batch_size --max_num_tokens --max_seq_len "
     "--kv_cache_free_gpu_memory_fraction --enable_chunked_prefill --extra_llm_api_options --config "
     "enable_attention_dp kv_cache_config.dtype speculative_config.decoding_type speculative_config.max_draft_len "

@@ -9,6 +9,7 @@ import pytest
 import llmviewer
 from llmviewer import analyze
 from llmviewer.devices.files import load_hardware
+from llmviewer.errors import InputError
 from llmviewer.expectation.kernels import Kernels
 from llmviewer.reports.operator_table import COLUMNS, rows
 from llmviewer.units import si
@@ -146,6 +147,9 @@ def test_slow_newest_kernels_of_experts_are_named_with_the_option_of_the_server(
     (shown,) = told("qwen3-30b-a3b", "h200-sxm", quant="fp8", batch=32, engine="vllm")
     assert "0.24.0 (vllm_modeloptfp8moe_flashinfer_cutlass_flashinferexperts), as expected here" in shown
     assert " in that of 0.22.0 (vllm_fused_moe); --moe-backend chooses another kernel" in shown
+    assert not told("qwen3-30b-a3b", "h200-sxm", quant="fp8", batch=32, engine="vllm", experts_kernel="fused_moe")
+    with pytest.raises(InputError, match="must be part of the name of a kernel that was measured for these experts, "):
+        analyze("qwen3-30b-a3b", "h200-sxm", quant="fp8", engine="vllm", experts_kernel="marlin")
     slow, fast = (float(one) for one in re.findall(r"([\d.]+) ms", shown)[-2:])
     assert slow > 4 * fast
     assert not told("qwen3-30b-a3b", "h200-sxm", batch=32, engine="vllm")  # bf16: both versions are as fast

@@ -53,6 +53,24 @@ def test_kv_caches_are_as_large_as_logged(engine):
     assert abs(np.median(ratios) - 1) <= most_median
 
 
+def test_vllm_pads_experts_in_mxfp4_and_llama_cpp_keeps_embeddings_in_host_memory():
+    """64.38 GiB (vLLM issue 33155), and 6597.68 MiB (github.com/Dahaka52/Nira-AI, logs/llama_server.log)."""
+    (padded,) = Setting.of("gpt-oss-120b", "h100-sxm", engine="vllm").footprint.stages
+    (plain,) = Setting.of("gpt-oss-120b", "h100-sxm").footprint.stages
+    assert padded.weight_bytes / GIB == pytest.approx(64.38, rel=0.005)
+    assert padded.weight_bytes > 1.05 * plain.weight_bytes
+    assert not capacity(Setting.of("gpt-oss-120b", "h100-sxm", engine="vllm", engine_version="0.14")).starts
+    asked = {"quant": "Q4_K_M", "engine": "llama.cpp"}
+    (nemo,) = Setting.of("mistral-nemo-12b", "rtx-5070", **asked).footprint.stages
+    assert nemo.weight_bytes / 2**20 == pytest.approx(6597.68, rel=0.03)
+    of_rtx, of_mac = (Setting.of("qwen3.5-9b", device, **asked) for device in ("rtx-4060", "m4-max"))
+    assert of_rtx.host_embeddings == pytest.approx(248320 * 4096 * 4.5 / 8)
+    assert of_mac.host_embeddings == Setting.of("qwen2.5-3b", "rtx-4060", **asked).host_embeddings == 0
+    found = analyze("qwen3.5-9b", "rtx-4060", prompt=60000, gen=100, **asked)
+    assert found.memory.fits
+    assert found.memory.weight_bytes == pytest.approx(of_rtx.footprint.stages[0].weight_bytes)
+
+
 @pytest.mark.parametrize("half", [DEVELOPED, HELD_OUT])
 def test_predicted_server_starts_match_logged_ones(half):
     """All but one: vLLM 0.6 profiled chunks without sampling, so Llama 3.1 8B started with 45,000 tokens on 24 GB."""

@@ -793,12 +793,12 @@ BAD = [
     (["--rate", "1", "--policy", "fcfs:9,hold=0"], "policy fcfs,hold=STEPS must give a whole number"),
     (
         ["--rate", "1", "--policy", "fcfs,wait=9"],
-        "policy fcfs takes hold=STEPS, poll=STEPS, order=ORDER, bins=N after a comma",
+        "policy fcfs takes hold=STEPS, poll=STEPS, fill=SHARE, order=ORDER, bins=N after a comma",
     ),
     (["--rate", "1", "--policy", "fcfs,poll=0"], "policy fcfs,poll=STEPS must give a whole number"),
     (
         ["--rate", "1", "--policy", "fcfs,poll=2,poll=3"],
-        "policy fcfs must give each of hold, poll, order, bins once at most",
+        "policy fcfs must give each of hold, poll, fill, order, bins once at most",
     ),
     (["--rate", "1", "--client", "inferencex"], "client must be left out without concurrency"),
     (["--concurrency", "2", "--client", "inference"], "no client 'inference'; did you mean inferencex?"),
@@ -809,7 +809,15 @@ BAD = [
     (["--rate", "1", "--policy", "static,hold=9"], "policy static has no hold, as it prefills only when no "),
     (
         ["--rate", "1", "--policy", "fcfs,hold=9"],
-        "policy must leave out hold where no ranks wait for each other, as those of dp do with ep above tp; got 'f",
+        "policy must leave out hold where no ranks wait for each other, as those of dp do with ep above tp, or give",
+    ),
+    (
+        ["--rate", "1", "--policy", "fcfs,fill=0.5"],
+        "policy fcfs,fill=SHARE needs hold=STEPS, for which it waits at most",
+    ),
+    (
+        ["--rate", "1", "--policy", "fcfs,hold=9,fill=2"],
+        "policy fcfs,fill=SHARE must give a share of the tokens of a step",
     ),
     (["--rate", "1", "--policy", "chunked:0"], "policy chunked:TOKENS must give a whole number from 1 to 16777216"),
     (["--rate", "1", "--prompt-lengths", "many"], "--prompt-lengths: must be a number of tokens"),

@@ -112,6 +112,7 @@ SAMPLES = {
     "overlap": (True, None, {"tp": 2}),
     "mla": ("absorbed", "absorbed", {}),
     "engine_version": ("0.11", "0.11", {"engine": "vllm"}),
+    "experts_kernel": ("triton", "triton", {"engine": "vllm"}),
     "cp": (2, "2", {}),
     "collective": ("ring", "ring", {"tp": 2}),
     "micro_batches": (4, "4", {"pp": 2}),

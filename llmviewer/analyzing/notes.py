@@ -127,6 +127,8 @@ def server_notes(setting: Setting, batch: int, *, prompt_tokens: int) -> Iterato
     engine, layout = setting.engine, setting.layout
     if engine is None:
         return
+    if setting.host_embeddings:
+        yield f"{engine.title} keeps {si(setting.host_embeddings)}B of embeddings in host memory"
     limit, most = engine.default_on(setting.hardware).max_batch, engine.options.max_num_batched_tokens
     if limit and batch > limit * layout.dp:
         each = f" on each of {layout.dp} ranks" if layout.dp > 1 else ""
@@ -348,7 +350,7 @@ def _slow_experts(evaluation: Evaluation) -> list[str]:
         if newest and releases[fastest] < releases[newest] and times_s[newest] > _SLOW_EXPERTS * times_s[fastest]:
             times = (f"{seconds(times_s[newest])} in {phase}", seconds(times_s[fastest]))
             times_by_kernels.setdefault((newest, fastest), []).append(times)
-    choice = f"; {option} chooses another kernel" if (option := engine.experts_option) else ""
+    choice = f"; {option} chooses another kernel (--experts-kernel here)" if (option := engine.experts_option) else ""
     return [
         f"experts take {', '.join(slow)} in the kernel of {kernels.library} {newest}, as expected here, and "
         f"{', '.join(fast)} in that of {fastest}{choice}"

@@ -38,7 +38,7 @@ QUANTIZE: Final = "quantize"
 _VERSION: Final = re.compile(r"\d+(\.\d+)*")
 _KEYS: Final = (
     "title", "aliases", "note", "version", "sources", "kernels", "host", "frontend", "schedulers", "cache", "memory",
-    "fused", "overlap", "row", "limits", "earlier",
+    "fused", "overlap", "row", "servers", "limits", "earlier",
 )  # fmt: skip
 
 
@@ -188,6 +188,7 @@ class ServerOptions:
     """Options with which a server starts, as engines name them; None: the engine's default.
 
     version                 version of the engine; "": the newest that is known
+    experts_kernel          part of the name of the kernel of experts (moe_backend, moe_runner_backend)
     memory_fraction         share of memory (gpu_memory_utilization, mem_fraction_static, free_gpu_memory_fraction)
     max_num_seqs            most running sequences of a replica, or of a rank of data parallelism
     max_num_batched_tokens  most tokens of a step
@@ -195,6 +196,7 @@ class ServerOptions:
     """
 
     version: str = ""
+    experts_kernel: str = ""
     memory_fraction: float | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -263,6 +265,8 @@ class MemoryRules:
     windows        tokens of the pool of layers with windows over those of other layers
     by_group       whether the reported tokens are those of one group of layers, and else as many as requests of the
                    greatest length have
+    host_embeddings  whether embeddings of tokens stay in host memory, unless the head has the same table
+    mxfp4_multiple  multiple that the hidden width of experts in MXFP4 is padded to; 0: it is not
     whole_prompts  greatest length up to which a step takes prompts whole
     needs_longest  whether a server only starts if a request of the greatest length fits
     """
@@ -285,8 +289,22 @@ class MemoryRules:
     state_slots: int = 1
     windows: float = 1.0
     by_group: bool = False
+    host_embeddings: bool = False
+    mxfp4_multiple: int = 0
     whole_prompts: int = 0
     needs_longest: bool = False
+
+
+@frozen(kw_only=True)
+class ServerSpread:
+    """Measured over expected times of published servers: the ends between which eight of ten are.
+
+    results  number of results
+    """
+
+    tpot: tuple[float, ...]
+    ttft: tuple[float, ...]
+    results: int
 
 
 @frozen(kw_only=True)
@@ -306,6 +324,7 @@ class Engine:
               overlap; "" for none
     has_staged_steps  whether halves of a batch that overlap take turns in fixed stages in steps without prefills
     row       row of the table; None if it has none
+    servers   how far published servers were from expected times; None if none were compared
     options   options with which its server starts
     keeps_within_context  whether it refuses a max_model_len beyond the longest context of the model
     has_token_per_sequence  whether it refuses fewer tokens of a step than running sequences
@@ -329,6 +348,7 @@ class Engine:
     limited_products: str = ""
     has_staged_steps: bool = False
     row: Row | None = None
+    servers: ServerSpread | None = None
     options: ServerOptions = AS_SHIPPED
     keeps_within_context: bool = False
     has_token_per_sequence: bool = False
@@ -448,6 +468,7 @@ def _read(name: str, version: str) -> Engine:
             has_cache_writes=_plain(file.section("cache"), "has_writes", default=False) if file.has("cache") else False,
         ),
         row=_row(file.section("row")) if file.has("row") else None,
+        servers=_servers(file.section("servers")) if file.has("servers") else None,
         **(_overlap(file.section("overlap")) if file.has("overlap") else {}),
         **(_stated(file.section("cache"), ("block",)) if file.has("cache") else {}),
         **(_stated(file.section("limits"), _LIMITS) if file.has("limits") else {}),
@@ -538,8 +559,8 @@ def _memory(part: Section) -> MemoryRules:
 
 _SIZES: Final = ("margin", "sampler", "overhead", "overhead_several", "overhead_doubling", "graph_bytes")
 _PLAIN_RULES: Final = (
-    "fraction", "profiles", "graphs_to", "states", "state_slots", "windows", "by_group", "whole_prompts",
-    "needs_longest", "samples_all", "extra_tensors",
+    "fraction", "profiles", "graphs_to", "states", "state_slots", "windows", "by_group", "host_embeddings",
+    "mxfp4_multiple", "whole_prompts", "needs_longest", "samples_all", "extra_tensors",
 )  # fmt: skip
 
 
@@ -552,7 +573,7 @@ _SECTION_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "host": ("launch", "prefill_launch", "step", "least_launch", "most_launch"),
     "frontend": ("request", "token", "response", "ahead"),
     "schedulers": ("policy", "from", "but", "max_num_seqs", "lockstep_policy"), "cache": ("block", "has_writes"),
-    "memory": ("of", "pool", "reserve", *_SIZES, *_PLAIN_RULES), "row": ("tokens_per_s", "fitted"), "limits": _LIMITS,
+    "memory": ("of", "pool", "reserve", *_SIZES, *_PLAIN_RULES), "row": ("tokens_per_s", "fitted"), "limits": _LIMITS, "servers": ("tpot", "ttft", "results"),
     "overlap": ("products", "staged_steps"),
     "fused": ("operators", "products", "all_reduce_of", "on", "experts_only", "max_tokens", "max_bytes"),
 }  # fmt: skip
@@ -570,6 +591,11 @@ def _reserve(part: Section) -> Reserve:
 
 def _row(part: Section) -> Row:
     return Row(tokens_per_s=_plain(part, "tokens_per_s"), fitted=_plain(part, "fitted", ""))
+
+
+def _servers(part: Section) -> ServerSpread:
+    tpot, ttft = ((span[0], span[1]) for span in (_plain(part, "tpot"), _plain(part, "ttft")))
+    return ServerSpread(tpot=tpot, ttft=ttft, results=_plain(part, "results"))
 
 
 _MISSING: Final = object()

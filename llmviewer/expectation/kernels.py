@@ -23,7 +23,7 @@ from .expected import ExpectedLaunch, ExpectedPass, combined_launches
 from .families._family import Array
 from .launches import AMOUNTS, KernelSequence, LibraryKernel, launches
 from .launches._whole import ON_HOST
-from .profile import Profile
+from .profile import Implementation, Profile
 from .sources import CALIBRATED, bound_only_label, stand_in_label
 from .times import KernelBounds, KernelTimes
 from .transfer import bound_only, stand_in_error
@@ -32,7 +32,8 @@ from .whole_passes import HOST_ENGINE, EngineKernels, backend_of
 # Of the bound, the least that is expected of kernels that were not measured themselves. Rows of the public tables that
 # the profiles of other devices expect within 10 % of their bounds took 1.05 (products) to 1.12 times as long (experts).
 _NEAREST: Final = 1.05
-_PRODUCTS: Final = ("gemm", "moe")  # families of matrix products with weights
+_EXPERTS: Final = "moe"  # the family of kernels of experts
+_PRODUCTS: Final = ("gemm", _EXPERTS)  # families of matrix products with weights
 
 
 @frozen(kw_only=True)
@@ -117,12 +118,30 @@ class Kernels(KernelTimes):
         self.cpu = host
         self.factor = engine.kernels if engine else 1.0
         self._backend = _backend(engine, hardware)
+        self._experts_kernel = engine.options.experts_kernel.lower() if engine else ""
         self.half = "bf16" if {matrix("bf16"), vector("bf16")} & hardware.rates.keys() else "fp16"
 
     @cached_property
     def device(self) -> Device | str:
         """Device of the kernel models, or the reason why its kernels cannot be modelled."""
         return self._backend if isinstance(self._backend, str) else super().device
+
+    def implementations_for(self, kernel: LibraryKernel) -> tuple[Implementation, ...]:
+        """Implementations that can do the work of `kernel`; of experts those that the engine is told to use.
+
+        Raises InputError if no measured kernel of experts has that name.
+        """
+        found = super().implementations_for(kernel)
+        if not self._experts_kernel or kernel.family != _EXPERTS:
+            return found
+        asked_kernels = tuple(one for one in found if self._experts_kernel in one.kernel.lower())
+        if not asked_kernels:
+            names = ", ".join(sorted(one.kernel for one in found if one.kernel)) or "none that has a name"
+            raise InputError(
+                f"experts_kernel must be part of the name of a kernel that was measured for these experts, {names}; "
+                f"got {self._experts_kernel!r}"
+            )
+        return asked_kernels
 
     @cached_property
     def launcher(self) -> Launcher:

@@ -5,8 +5,10 @@ ranks. With experts on more ranks, tokens are sent by all-to-all to the ranks of
 several experts of a token, and once to a domain with several such ranks, which forward it (arXiv:2412.19437, section
 3.2.2).
 
-Work is that of the busiest rank. Experts of unequal popularity are assigned to ranks round-robin in order of
-popularity, so the busiest rank has the first expert of every round; redundant copies of popular experts even that out.
+Work is that of the busiest rank. Chance sends few tokens to more experts of some ranks: a rank reads the weights of as
+many experts as the busiest of all, in the mean over uniform choices. Experts of unequal popularity are assigned to
+ranks round-robin in order of popularity, so the busiest rank has the first expert of every round; redundant copies of
+popular experts even that out.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from functools import cached_property
 from typing import Final
 
 from ..errors import InputError
-from ..forms import Form, any_of, replicas, total
+from ..forms import Feature, Form, any_of, busiest_experts, replicas, total
 from ..operators.base import Operator, Tensor, Weight
 from ..operators.collectives import AllToAll, Group
 from ..operators.elementwise import Permute
@@ -24,6 +26,7 @@ from ..operators.routing import ExpertChoice
 from ..records import frozen
 from .layout import nearest_divisors
 
+_EVEN: Final = 2  # arguments of the number of distinct experts if all are equally popular
 _NO_EXPERTS: Final = ExpertChoice(experts=0, top_k=0)
 
 
@@ -97,10 +100,16 @@ class ExpertPlaces:
         return replace(weight, shape=shape, rows=rows)
 
     def _reached(self, rows: Form) -> Form:
-        """The experts of this rank among those that tokens chose."""
-        if self.choice.even:
-            return rows / self.degree
-        return total(c * total(any_of(q) for q in self.busiest).on(feature.stream) for feature, c in rows.terms)
+        """The experts of the busiest rank among those that tokens chose."""
+        return total(c * self._reached_by(feature) for feature, c in rows.terms)
+
+    def _reached_by(self, feature: Feature) -> Form:
+        if not self.choice.even:
+            return total(any_of(q) for q in self.busiest).on(feature.stream)
+        if feature.name != "distinct_experts" or len(feature.arguments) > _EVEN or self.degree == 1:
+            return Form(((feature, 1 / self.degree),))
+        experts, chosen = map(int, feature.arguments)
+        return busiest_experts(experts, chosen, self.degree).on(feature.stream)
 
     def _all_to_all(self, name: str, inputs: Tensor, outputs: Tensor, copies: float) -> Operator:
         """The all-to-all between tokens and experts; its inputs have `copies` copies of each token."""

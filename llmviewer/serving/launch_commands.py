@@ -366,6 +366,7 @@ class _CommandFacts:
         values = {
             "tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "cp": layout.cp, "ep": layout.ep, "ranks": ranks,
             "expert_parallel": layout.ep > 1, "data_parallel": layout.dp > 1,
+            "experts_kernel": options.experts_kernel or None,
             "redundant_experts": layout.redundant_experts, "balanced_experts": layout.redundant_experts > 0,
             "two_batch_overlap": layout.two_batch_overlap, _WEIGHTS: None if mixture else cls._weights_text(setting),
             _CACHE: cache.name if cache else None, "max_model_len": length, "max_num_seqs": running,

@@ -20,7 +20,7 @@ _MAX_ENTRIES: Final = 1 << 16  # of a table, which is emptied when it is full
 _SEQUENCES, _TOKENS, _LOGITS = range(3)  # places in the totals of a step
 _TOTALS: Final[Mapping[str, tuple[int, ...]]] = {  # totals that a feature of the whole pass depends on
     "one": (), "sequences": (_SEQUENCES,), "tokens": (_TOKENS,), "table_rows": (_TOKENS,), "with_logits": (_LOGITS,),
-    "distinct_experts": (_TOKENS,), "expert_rows": (_TOKENS,), "logits": (_LOGITS,),
+    "distinct_experts": (_TOKENS,), "busiest_experts": (_TOKENS,), "expert_rows": (_TOKENS,), "logits": (_LOGITS,),
 }  # fmt: skip
 # parts of a pass with proportional totals
 _SCALING_STREAMS: Final = ("replicas", "sampled", "sampled_sequences", "pass_fraction")

@@ -29,6 +29,8 @@ class Policy:
             sequences that decode in the same step
     hold    where ranks wait for each other, prefills are held back until each rank has one, or one has nothing to
             decode, or for this many steps
+    fill    elsewhere, they are held back for `hold` steps at most, until the step has this share of the token budget,
+            or nothing to decode; 0: they are not
     poll    the scheduler looks for new requests after a step with prefills, when idle, and after this many decode steps
     order   one of ORDERS, by which waiting requests are admitted
     bins    number of equal bins of output lengths in which they are predicted; 0: lengths are known
@@ -41,6 +43,7 @@ class Policy:
     padded: bool = False
     budget: int = _DEFAULT_TOKEN_BUDGET
     hold: int = 1
+    fill: float = 0.0
     poll: int = 1
     order: str = FIRST_COME_FIRST_SERVED
     bins: int = 0
@@ -57,12 +60,16 @@ class Policy:
     def __str__(self) -> str:
         tokens = f":{self.budget}" if self.cuts or self.budget != _DEFAULT_TOKEN_BUDGET else ""
         steps = "".join(f",{key}={count}" for key in _STEP_COUNTS if (count := getattr(self, key)) > 1)
+        steps += f",fill={self.fill:g}" if self.fill else ""
         order = f",order={self.order}" if self.order != FIRST_COME_FIRST_SERVED else ""
         bins = f",bins={self.bins}" if self.bins else ""
         return f"{self.name}{tokens}{steps}{order}{bins}"
 
 
-_FIELDS: Final = {**dict.fromkeys(_STEP_COUNTS, "STEPS"), "order": "ORDER", "bins": "N"}  # in the notation
+_FILL: Final = "fill"
+_FIELDS: Final = {  # in the notation
+    **dict.fromkeys(_STEP_COUNTS, "STEPS"), _FILL: "SHARE", "order": "ORDER", "bins": "N",
+}  # fmt: skip
 
 POLICIES: Final = {
     policy.name: policy
@@ -96,6 +103,8 @@ def parse_policy(text: str) -> Policy:
             f"policy {name},bins=N needs order={' or order='.join(_PREDICTING_ORDERS)}, which know the output lengths; "
             f"got {text!r}"
         )
+    if policy.fill and policy.hold == 1:
+        raise InputError(f"policy {name},fill=SHARE needs hold=STEPS, for which it waits at most; got {text!r}")
     if not colon:
         return policy
     if policy.padded:
@@ -117,6 +126,14 @@ def _assigned(policy: Policy, assignment: str, text: str) -> tuple[str, Any]:
         if value not in orders:
             raise InputError(f"policy {policy.name},order=ORDER must give one of {', '.join(orders)}; got {text!r}")
         return key, value
+    if key == _FILL:
+        share = _share(value)
+        if share is None or policy.drains:
+            raise InputError(
+                f"policy {policy.name},fill=SHARE must give a share of the tokens of a step, above 0 and at most 1, of "
+                f"a policy that prefills while sequences decode; got {text!r}"
+            )
+        return key, share
     count = parse_count(value)
     if count is None:
         raise InputError(
@@ -127,3 +144,12 @@ def _assigned(policy: Policy, assignment: str, text: str) -> tuple[str, Any]:
             f"policy {policy.name} has no {key}, as it prefills only when no sequence decodes; got {text!r}"
         )
     return key, count
+
+
+def _share(text: str) -> float | None:
+    """A number above 0 and at most 1; None for other texts."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 < value <= 1 else None

@@ -206,12 +206,18 @@ class Scheduler:
         return chunks
 
     def prefills_due(self, chunks: Sequence[Chunks]) -> bool:
-        """Whether prefills run in the next step; False while they are held back until every rank has some.
+        """Whether prefills run in the next step; False while they are held back until every rank has some, or until
+        they fill the step.
 
-        As in _balance_adp_requests() of TensorRT-LLM, which counts steps without prefills too.
+        As in _balance_adp_requests() of TensorRT-LLM, which counts steps without prefills too, and in its
+        _waiting_requests(), which counts steps for which prompts wait.
         """
         if self.steps_since_prefill + 1 >= self.policy.hold:
             return True
+        if self.policy.fill:
+            tokens = sum(tokens for batch_chunks in chunks for _, tokens in batch_chunks)
+            decoding = sum(len(batch.decoding) for batch in self.batches) * self.steps.width
+            return not decoding or tokens + decoding >= self.policy.fill * self.policy.budget
         size = self.steps.micro_batches
         has_chunks = [any(chunks[i : i + size]) for i in range(0, len(chunks), size)]
         return all(has_chunks) or not all(any(batch.decoding for batch in rank.batches) for rank in self.ranks)

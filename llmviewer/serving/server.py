@@ -271,6 +271,8 @@ class ReplicaServer:
                 self._run_decode_steps(self.policy.hold - 1 - scheduler.steps_since_prefill)
         elif scheduler.num_running:
             self._run_decode_steps()
+            if self.policy.fill:  # which holds back for steps in which a prompt waits
+                scheduler.steps_since_prefill = 0
 
     def _advance_clock(self, time_s: float, kind: str, steps: int = 1) -> None:
         """Adds the time of steps to the clock, and to the totals under `kind`, a field of Usage."""

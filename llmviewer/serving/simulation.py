@@ -488,7 +488,8 @@ def scheduling_options(
     """Policy and tokens of a KV block, of the arguments or else of the engine on the device; and the maximum of running
     sequences of the engine, None without one.
 
-    Raises InputError for a `hold` of prefills if no ranks wait for each other.
+    Raises InputError for a `hold` of prefills, without `fill`, if no ranks wait for each other, and for `fill` if they
+    do.
     """
     defaults, block_tokens = (
         (engine.default_on(hardware), engine.block) if engine else (Default(_DEFAULT_POLICY), _DEFAULT_BLOCK_TOKENS)
@@ -497,11 +498,13 @@ def scheduling_options(
     parsed_policy = parse_policy(
         policy or (defaults.lockstep_policy if wait and defaults.lockstep_policy else defaults.policy)
     )
-    if parsed_policy.hold > 1 and not wait:
+    if parsed_policy.hold > 1 and not wait and not parsed_policy.fill:
         raise InputError(
-            f"policy must leave out hold where no ranks wait for each other, as those of dp do with ep above tp; got "
-            f"{policy!r}"
+            f"policy must leave out hold where no ranks wait for each other, as those of dp do with ep above tp, or "
+            f"give fill=SHARE of a step that prompts wait to fill; got {policy!r}"
         )
+    if parsed_policy.fill and wait:
+        raise InputError(f"policy must leave out fill where ranks wait for each other; got {policy!r}")
     return parsed_policy, whole_number("block", block_tokens if block is None else block), defaults.max_batch
 
 
@@ -556,6 +559,7 @@ def _simulate_colocated(
         and isfinite(offered)
         and steps.ranks == 1
         and policy.order == FIRST_COME_FIRST_SERVED
+        and not policy.fill
     )
     closed = None
     if has_closed_form:

@@ -32,6 +32,7 @@ FEATURES: Final[Mapping[str, str]] = {  # methods of Workload; braces hold their
     "source_kv": "encoder tokens attended to",
     "source_tokens": "cached encoder tokens",
     "distinct_experts": "experts selected by any token, {1:,g} of {0:,g} per token",
+    "busiest_experts": "experts selected by any token on the busiest of {2:,g} ranks, {1:,g} of {0:,g} per token",
     "expert_rows": "rows of {0:,g} experts with a capacity factor of {2:g}",
     "fft": "points of Fourier transforms times their logarithm",
     "history_fft": "points of Fourier transforms of whole contexts times their logarithm",

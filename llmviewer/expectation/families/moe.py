@@ -219,12 +219,11 @@ def _amounts(shapes: Shapes) -> dict[str, Array]:
     tokens, hidden, inter, topk, experts, tp, ep, gated, skew = (np.asarray(shapes[c], dtype=float) for c in names)
     loads = local_loads(tokens, experts, topk, ep, skew)
     rows, reached, tiles = loads[:, 0], loads[:, 1], loads[:, 2:]
-    reached_experts = np.asarray(
-        shapes["reached"], dtype=float
-    )  # experts of the device that tokens reach; 0 if unknown
-    fewer = (reached_experts > 0) & (reached_experts < reached)
-    reached = np.where(fewer, reached_experts, reached)
-    tiles = np.where(fewer[:, None], even_tiles(rows, reached), tiles)
+    known_experts = np.asarray(shapes["reached"], dtype=float)  # experts of the device that tokens reach; 0 if unknown
+    differs = (known_experts > 0) & (known_experts != reached)
+    reached = np.where(known_experts > 0, known_experts, reached)
+    rows = np.maximum(rows, reached)
+    tiles = np.where(differs[:, None], even_tiles(rows, reached), tiles)
     inner = inter / tp
     return {
         "tokens": tokens,

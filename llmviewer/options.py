@@ -193,8 +193,8 @@ class EngineOptions(TypedDict, total=False):
         str,
         Parameter(
             about="Serving engine: its kernels, and its host time per step.",
-            more="vllm, sglang, tensorrt-llm, llama.cpp, mlx; atom, huggingface, deepspeed, openppl, flashdecoding++ or "
-            "lightllm, of which a number was fitted to one run, or others' kernels stand in. Replaces --library. If "
+            more="vllm, sglang, tensorrt-llm, llama.cpp, mlx; atom, huggingface, deepspeed, openppl, flashdecoding++ "
+            "or lightllm, of which a number was fitted to one run, or others' kernels stand in. Replaces --library. If "
             "not given, launches have no gaps.",
             default="",
             metavar="NAME",

@@ -280,7 +280,7 @@ def server_of(setting: Setting, hardware: Hardware | None = None, *, has_chosen_
             chunk=chunk,
             limit=limit,
             margin=rules.margin if has_chosen_length else 0.0,
-        )  # fmt: skip
+        )
         for stage, each in enumerate(layers)
     ]
     pools = [

@@ -513,9 +513,7 @@ def _most(a: Num, b: Num) -> Num:
 
 def most_of_binomials(share: Num, trials: int, draws: float) -> Num:
     """Mean of the largest of `draws` independent binomial numbers of `trials`, each a success with chance `share`."""
-    chances, place = np.atleast_1d(np.clip(share, _LEAST_CHANCE, 1 - _LEAST_CHANCE)), ...
-    if np.size(share) > 1:
-        chances, place = np.unique(chances, return_inverse=True)
+    chances, place = np.unique(np.clip(share, _LEAST_CHANCE, 1 - _LEAST_CHANCE), return_inverse=True)
     numbers = np.arange(trials)
     logs = _log_ways(trials) + numbers * np.log(chances)[:, None] + (trials - numbers) * np.log1p(-chances)[:, None]
     at_most = np.minimum(np.cumsum(np.exp(logs), axis=1), 1.0)

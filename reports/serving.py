@@ -57,8 +57,8 @@ def _of_servers(engine: Engine) -> str:
         return ""
     tpot, ttft = (" to ".join(f"{factor:g}" for factor in span) for span in (servers.tpot, servers.ttft))
     return (
-        f" Eight of ten of {servers.results} published servers took {tpot} times the expected TPOT and {ttft} times the "
-        "expected TTFT (llmviewer docs inferencex)."
+        f" Eight of ten of {servers.results} published servers took {tpot} times the expected TPOT and {ttft} times "
+        "the expected TTFT (llmviewer docs inferencex)."
     )
 
 

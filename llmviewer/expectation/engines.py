@@ -573,7 +573,8 @@ _SECTION_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "host": ("launch", "prefill_launch", "step", "least_launch", "most_launch"),
     "frontend": ("request", "token", "response", "ahead"),
     "schedulers": ("policy", "from", "but", "max_num_seqs", "lockstep_policy"), "cache": ("block", "has_writes"),
-    "memory": ("of", "pool", "reserve", *_SIZES, *_PLAIN_RULES), "row": ("tokens_per_s", "fitted"), "limits": _LIMITS, "servers": ("tpot", "ttft", "results"),
+    "memory": ("of", "pool", "reserve", *_SIZES, *_PLAIN_RULES), "row": ("tokens_per_s", "fitted"),
+    "limits": _LIMITS, "servers": ("tpot", "ttft", "results"),
     "overlap": ("products", "staged_steps"),
     "fused": ("operators", "products", "all_reduce_of", "on", "experts_only", "max_tokens", "max_bytes"),
 }  # fmt: skip

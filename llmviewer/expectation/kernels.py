@@ -20,10 +20,10 @@ from .device import Device
 from .device_similarity import matrix_instructions
 from .engines import IDLE, PLAIN, Engine, Host, LaunchRules
 from .expected import ExpectedLaunch, ExpectedPass, combined_launches
-from .families._family import Array
+from .families._family import Array, Implementation
 from .launches import AMOUNTS, KernelSequence, LibraryKernel, launches
 from .launches._whole import ON_HOST
-from .profile import Implementation, Profile
+from .profile import Profile
 from .sources import CALIBRATED, bound_only_label, stand_in_label
 from .times import KernelBounds, KernelTimes
 from .transfer import bound_only, stand_in_error

@@ -1,7 +1,8 @@
 """Fits the shipped profiles and writes docs/accuracy.md, the errors of expected times.
 
-    python benchmarks/accuracy.py FOLDER    # with gemm.parquet, moe.parquet, ... as docs/measurements.md describes them
-    python benchmarks/accuracy.py --ours    # only the profiles of reports/measurements, and their part of the page
+    python benchmarks/accuracy.py FOLDER            # with gemm.parquet, moe.parquet, ... of docs/measurements.md
+    python benchmarks/accuracy.py FOLDER --again    # also what follows from the same rows and code as last time
+    python benchmarks/accuracy.py --ours            # only profiles of reports/measurements, and their part of the page
 
 Every error is of rows that were not fitted: of shape families that were held out, three folds; and of whole devices,
 whose rows are expected from the parameters of all others. A second table shows what 50 rows of a stack are worth, and
@@ -15,9 +16,10 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import isfinite
+from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +28,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import yaml
 from expectation import expectation_rates
+from fitted import AGAIN, Results, digest_of, digest_of_entry
 from scipy import stats
 
 from llmviewer import hardware_names
-from llmviewer.expectation.calibrate import CrossValidatedFit, cross_validate, fit_kernel
+from llmviewer.expectation.calibrate import MIN_ROWS as MIN_FITTED_ROWS
+from llmviewer.expectation.calibrate import (
+    cross_validate,
+    fit_kernel,
+    held_out_times,
+    nearest_fits,
+)
 from llmviewer.expectation.device import Device, find_device
-from llmviewer.expectation.index import device_traits
+from llmviewer.expectation.families import Implementation
+from llmviewer.expectation.index import device_traits, index
 from llmviewer.expectation.profile import (
     FEW_SHAPES,
     FOLDER,
@@ -40,7 +50,6 @@ from llmviewer.expectation.profile import (
     SAME_VENDOR,
     SIBLINGS,
     SIMILARITY_CLASSES,
-    SPREADS,
     TRANSFERRED,
     Error,
     KernelFit,
@@ -54,7 +63,14 @@ from llmviewer.expectation.profile import (
 from llmviewer.expectation.profile import read as profile_of
 from llmviewer.expectation.residual import MIN_ROWS as LEAST_POINTS
 from llmviewer.expectation.rows import MeasuredRows, read
-from llmviewer.expectation.transfer import expect, is_sibling, select_fits, similarity_class, source_class
+from llmviewer.expectation.transfer import (
+    expect,
+    few_shapes_error,
+    is_sibling,
+    select_fits,
+    similarity_class,
+    source_class,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "accuracy.md"
@@ -77,6 +93,10 @@ FEW_ROWS = 50  # rows that a user measures in minutes
 TRIED = 12  # stacks of a kind that are tried with so few
 # Families that most models have; benchmarks/operators.py fits the others.
 TABLES = ("gemm", "attention_prefill", "attention_decode", "moe", "elementwise", "collectives")
+FAMILY_TABLES = {name: f"{name}.parquet" for name in TABLES} | {  # whose kernels have one or two shapes on some devices
+    "scan": "linear_attention.parquet",
+    "attention_layer": "attention_module.parquet",
+}
 NOT_FITTED = {"llmcompass"}  # wall clock with the time of the framework in it
 AIMS = {  # family, data types: must and aim [%] on a known device, and on one never fitted
     ("gemm", "16 bit"): (8, 6, 12, 10),
@@ -126,20 +146,30 @@ Moved = tuple[KernelFit, Any, Any, str]  # expected, measured, and how near the 
 AGREEING = {"gemm": 87, "attention_decode": 80, "attention_prefill": 88}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Measured rows of a kernel implementation on a device, and its fit to them."""
+
+    rows: MeasuredRows
+    kernel_fit: KernelFit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """Rows that `llmviewer measure` recorded on a machine, the error of their fit, and the fit if it ships."""
+
+    machine: str
+    rows: MeasuredRows
+    error: Error
+    kernel_fit: KernelFit | None
+
+
 def main() -> None:
     """Fits measurements, writes their profiles and the page of accuracy; with --ours, of recorded tables only."""
-    if sys.argv[1] != "--ours":  # what fits to few shapes borrow
-        subprocess.run([sys.executable, str(ROOT / "benchmarks" / "few_shapes.py"), sys.argv[1]], check=True, cwd=ROOT)
-    recorded_fits = list(_recorded_fits())
-    ours = [each.kernel_fit for _, each in recorded_fits if _ships(each.kernel_fit)]
     if sys.argv[1] == "--ours":
-        ours = [kernel_fit for kernel_fit in ours if not _is_public(kernel_fit)]
-        _write_profiles(ours, {_stack(kernel_fit): {OURS} for kernel_fit in ours})
-        subprocess.run([sys.executable, "-m", "llmviewer.expectation.index"], check=True, cwd=ROOT)
-        before, _, after = PAGE.read_text(encoding="utf-8").partition(OWN_TITLE)
-        rest = after[after.index("\n## ") :]
-        PAGE.write_text(before + "\n".join(_recorded_section(recorded_fits)).rstrip() + "\n" + rest, encoding="utf-8")
+        _write_ours()
         return
+    _run("few_shapes.py")  # what fits to few shapes borrow
     folder = Path(sys.argv[1])
     groups: list[MeasuredRows] = []
     sources: dict[tuple[str, str], set[str]] = defaultdict(set)
@@ -154,28 +184,21 @@ def main() -> None:
                 groups.append(fitted_rows)
                 sources[fitted_rows.device.name, fitted_rows.implementation.library] |= set(origin[fitted_rows.places])
     with multiprocessing.Pool(2) as pool:
-        validated = [each for each in pool.map(cross_validate, groups, chunksize=4) if each]
-        fits = [each.kernel_fit for each in validated]
+        recorded = _recorded(pool)
+        ours = [one.kernel_fit for one in recorded if one.kernel_fit]
+        stacks = _write_fits(pool, groups, ours, sources)
+        fits = [stack.kernel_fit for stack in stacks]
         public = {_stack(kernel_fit) for kernel_fit in fits}
-        ours = [kernel_fit for kernel_fit in ours if _stack(kernel_fit) not in public]
-        every = [*fits, *ours]
-        transfers = [
-            pool.starmap(_transfer, [(each.rows, every, left_out) for each in validated], chunksize=4)
-            for left_out in (_device, _siblings, _memory)
-        ]
-        sample_errors = pool.starmap(_sample_error, [(each, every) for each in _spread_stacks(validated)], chunksize=1)
-        near = pool.map(
-            _near, [each for each in _spread_stacks(validated) if len(each.rows) >= LEAST_POINTS], chunksize=1
-        )
-    for old in FOLDER.glob("*.yaml"):
-        if old.name != SPREADS:
-            old.unlink()
-    for kernel_fit in ours:
-        sources[_stack(kernel_fit)].add(OURS)
-    _write_profiles(every, sources)
-    moved, without_siblings, across = (
-        [(each.kernel_fit, *times) for each, times in zip(validated, one, strict=True) if times] for one in transfers
-    )
+        every = [*fits, *(kernel_fit for kernel_fit in ours if _stack(kernel_fit) not in public)]
+        moved = _transfers(pool, stacks, every, _device)
+        nearer = {id(m[0]) for m in moved if m[3] == SAME_VENDOR}
+        related = [stack for stack in stacks if id(stack.kernel_fit) not in nearer and _has_siblings(stack, every)]
+        without_siblings = _transfers(pool, related, every, _siblings)
+        movers = [stack for stack in stacks if not stack.rows.family.generation_dependent]
+        across = _transfers(pool, movers, every, _memory)
+        sample_errors = _sample_errors(pool, _spread_stacks(stacks), every)
+        near = _near_errors(pool, [stack for stack in _spread_stacks(stacks) if len(stack.rows) >= LEAST_POINTS])
+        agreements = _agreements(pool, stacks)
     every_way = _every_way(moved, without_siblings, across)
     _write_transferred(every_way)
     subprocess.run([sys.executable, "-m", "llmviewer.expectation.index"], check=True, cwd=ROOT)
@@ -183,13 +206,78 @@ def main() -> None:
         *_carried(every_way),
         *_few_shapes(fits),
         *_worth(sample_errors, near),
-        *_scaling(validated),
+        *_scaling(agreements),
         *_violations(groups),
-        *_recorded_section(recorded_fits),
+        *_recorded_section(recorded),
     ]
     text = _document(fits, moved, [*sections, *WEAK.splitlines(), ""])
     PAGE.write_text(text, encoding="utf-8")
-    subprocess.run([sys.executable, str(ROOT / "benchmarks" / "stand_ins.py"), str(folder)], check=True, cwd=ROOT)
+    _run("stand_ins.py")
+
+
+def _write_ours() -> None:
+    """Fits recorded tables only: writes their profiles and their part of the page."""
+    with multiprocessing.Pool(2) as pool:
+        recorded = _recorded(pool)
+    ours = [one.kernel_fit for one in recorded if one.kernel_fit and not _is_public(one.kernel_fit)]
+    _write_profiles(ours, {_stack(kernel_fit): {OURS} for kernel_fit in ours})
+    subprocess.run([sys.executable, "-m", "llmviewer.expectation.index"], check=True, cwd=ROOT)
+    before, _, after = PAGE.read_text(encoding="utf-8").partition(OWN_TITLE)
+    rest = after[after.index("\n## ") :]
+    PAGE.write_text(before + "\n".join(_recorded_section(recorded)).rstrip() + "\n" + rest, encoding="utf-8")
+
+
+def _run(name: str) -> None:
+    """Runs another benchmark with the arguments of this one."""
+    subprocess.run([sys.executable, str(ROOT / "benchmarks" / name), *sys.argv[1:]], check=True, cwd=ROOT)
+
+
+def _write_fits(
+    pool: Pool, groups: Sequence[MeasuredRows], ours: list[KernelFit], sources: dict[tuple[str, str], set[str]]
+) -> list[Stack]:
+    """Fits all stacks with enough rows but those whose rows and code are the same as of the profiles that ship, and
+    writes the profiles; what is read from them is what all errors are of.
+    """
+    usable = [rows.take(np.flatnonzero(rows.fittable)) for rows in groups]
+    usable = [rows for rows in usable if len(rows) >= MIN_FITTED_ROWS]
+    results = Results("fits", again=AGAIN in sys.argv)
+    digests, shipped = [digest_of(rows) for rows in usable], _shipped()
+    fits = [
+        fit if fit and results.known.get(digest) == digest_of_entry(fit) else None
+        for fit, digest in zip((shipped.get(_key(rows)) for rows in usable), digests, strict=True)
+    ]
+    missing = [place for place, fit in enumerate(fits) if not fit]
+    for place, fitted in zip(missing, pool.imap(fit_kernel, [usable[place] for place in missing]), strict=True):
+        fits[place] = fitted
+        print(f"fits: {place + 1} of {len(fits)}", file=sys.stderr, flush=True)
+    found = list(map(_with_borrowed_error, filter(None, fits)))
+    public = {_stack(fit) for fit in found}
+    for old in FOLDER.glob("*.*.yaml"):
+        old.unlink()
+    added = [fit for fit in ours if _stack(fit) not in public]
+    for fit in added:
+        sources[_stack(fit)].add(OURS)
+    _write_profiles([*found, *added], sources)
+    shipped = _shipped()
+    stacks = [Stack(rows=rows, kernel_fit=shipped[_key(rows)]) for rows in usable]
+    results.replace({digest: digest_of_entry(stack.kernel_fit) for digest, stack in zip(digests, stacks, strict=True)})
+    return stacks
+
+
+def _shipped() -> dict[tuple[str, str, Implementation], KernelFit]:
+    """The fits of the profiles in the folder, by device, family and implementation."""
+    fits = (fit for path in FOLDER.glob("*.*.yaml") for profile in profile_of(path) for fit in profile.fits)
+    return {(fit.device, fit.family, fit.implementation): fit for fit in fits}
+
+
+def _key(rows: MeasuredRows) -> tuple[str, str, Implementation]:
+    return rows.device.name, rows.family.name, rows.implementation
+
+
+def _with_borrowed_error(fit: KernelFit) -> KernelFit:
+    """A fit whose error is that of like kernels if it has few shapes."""
+    few = fit.shape_families
+    return replace(fit, held_out=few_shapes_error(fit.family, few, fit.held_out)) if few else fit
 
 
 def _every_way(moved: list[Moved], without_siblings: list[Moved], across: list[Moved]) -> list[Moved]:
@@ -226,12 +314,12 @@ def _sends(rows: MeasuredRows, kernels: Any) -> MeasuredRows:
     return rows.take(np.flatnonzero(chosen))
 
 
-def _spread_stacks(validated: list[CrossValidatedFit]) -> list[CrossValidatedFit]:
+def _spread_stacks(all_stacks: list[Stack]) -> list[Stack]:
     """Stacks of every kind, spread over its devices and libraries."""
-    kinds: dict[tuple[str, str], list[CrossValidatedFit]] = defaultdict(list)
-    for each in validated:
-        if len(each.rows) >= 6 * FEW_ROWS and _kind(each.kernel_fit) in AIMS:
-            kinds[_kind(each.kernel_fit)].append(each)
+    kinds: dict[tuple[str, str], list[Stack]] = defaultdict(list)
+    for stack in all_stacks:
+        if len(stack.rows) >= 6 * FEW_ROWS and _kind(stack.kernel_fit) in AIMS:
+            kinds[_kind(stack.kernel_fit)].append(stack)
     return [
         stacks[i]
         for stacks in kinds.values()
@@ -239,22 +327,40 @@ def _spread_stacks(validated: list[CrossValidatedFit]) -> list[CrossValidatedFit
     ]
 
 
-def _sample_error(each: CrossValidatedFit, fits: list[KernelFit]) -> tuple[tuple[str, str], float]:
-    """The error on all other rows of what FEW_ROWS random rows and the profiles of other devices say."""
-    order = np.random.default_rng(0).permutation(len(each.rows))
-    others = [e for e in fits if e.device != each.kernel_fit.device]
-    fitted = fit_kernel(each.rows.take(order[:FEW_ROWS]), others)
-    assert fitted is not None
-    return _kind(each.kernel_fit), _error(each.rows.take(order[FEW_ROWS:]), fitted)
+def _sample_errors(pool: Pool, stacks: list[Stack], fits: list[KernelFit]) -> list[tuple[tuple[str, str], float]]:
+    """By stack, its kind and the error on all other rows of what FEW_ROWS random rows and other devices say."""
+    priors = [
+        nearest_fits(stack.rows, [fit for fit in fits if fit.device != stack.kernel_fit.device]) for stack in stacks
+    ]
+    digests = [digest_of(stack.rows, *prior) for stack, prior in zip(stacks, priors, strict=True)]
+    arguments = [(stack.rows, prior) for stack, prior in zip(stacks, priors, strict=True)]
+    errors = Results("few rows", again=AGAIN in sys.argv).starmap(pool, _sample_error, arguments, digests)
+    return [(_kind(stack.kernel_fit), error) for stack, error in zip(stacks, errors, strict=True)]
 
 
-def _near(each: CrossValidatedFit) -> tuple[tuple[str, str], float, float]:
-    """The errors on rows held out at random, without and with what neighbours of measured shapes add."""
-    order = np.random.default_rng(0).permutation(len(each.rows))[:5000]
-    fitted_rows, rest = (each.rows.take(order[np.arange(len(order)) % 5 != 0]), each.rows.take(order[::5]))
-    fitted = fit_kernel(fitted_rows, residual=True)
+def _sample_error(rows: MeasuredRows, priors: Sequence[KernelFit]) -> float:
+    order = np.random.default_rng(0).permutation(len(rows))
+    fitted = fit_kernel(rows.take(order[:FEW_ROWS]), priors)
     assert fitted is not None
-    return _kind(each.kernel_fit), _error(rest, replace(fitted, residual=None)), _error(rest, fitted)
+    return _error(rows.take(order[FEW_ROWS:]), fitted)
+
+
+def _near_errors(pool: Pool, stacks: list[Stack]) -> list[tuple[tuple[str, str], float, float]]:
+    """By stack, its kind and the errors on rows held out at random, without and with what neighbours of measured shapes
+    add.
+    """
+    arguments = [(stack.rows, stack.kernel_fit.variant) for stack in stacks]
+    digests = [digest_of(rows, variant) for rows, variant in arguments]
+    errors = Results("residuals", again=AGAIN in sys.argv).starmap(pool, _near, arguments, digests)
+    return [(_kind(stack.kernel_fit), *error) for stack, error in zip(stacks, errors, strict=True)]
+
+
+def _near(rows: MeasuredRows, variant: str) -> tuple[float, float]:
+    order = np.random.default_rng(0).permutation(len(rows))[:5000]
+    fitted_rows, rest = (rows.take(order[np.arange(len(order)) % 5 != 0]), rows.take(order[::5]))
+    validated = cross_validate(fitted_rows, residual=True, variants=(variant,))
+    assert validated is not None
+    return _error(rest, replace(validated.kernel_fit, residual=None)), _error(rest, validated.kernel_fit)
 
 
 def _error(rows: MeasuredRows, kernel_fit: KernelFit) -> float:
@@ -313,9 +419,10 @@ def _few_shapes(fits: list[KernelFit]) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     errors = transfer_errors()
-    for name in TABLES:
+    for name in FAMILY_TABLES:
         for count, source in FEW_SHAPES.items():
-            number = sum(fit.family == name and fit.shape_families == count for fit in fits)
+            fits_of_family = fits if name in TABLES else index().fits
+            number = sum(fit.family == name and fit.shape_families == count for fit in fits_of_family)
             if error := errors.get((name, "all", source)):
                 numbers = f"{_percent(error.mape)} | {_percent(error.median)}"
                 lines.append(
@@ -350,7 +457,34 @@ def _worth(sample_errors: list[Any], near: list[Any]) -> list[str]:
     return [*lines, ""]
 
 
-def _scaling(validated: list[CrossValidatedFit]) -> list[str]:
+def _agreements(pool: Pool, stacks: list[Stack]) -> list[tuple[str, list[float]]]:
+    """By stack of a 16-bit type, its family and what _agreement() finds."""
+    chosen = [
+        stack
+        for stack in stacks
+        if stack.kernel_fit.family in SCALING and stack.kernel_fit.implementation.dtype in ("bf16", "fp16")
+    ]
+    digests = [digest_of(stack.rows, stack.kernel_fit.variant, bool(stack.kernel_fit.trend)) for stack in chosen]
+    found = Results("regimes", again=AGAIN in sys.argv).starmap(
+        pool, _agreement, [(stack,) for stack in chosen], digests
+    )
+    return [(stack.kernel_fit.family, numbers) for stack, numbers in zip(chosen, found, strict=True) if numbers]
+
+
+def _agreement(stack: Stack) -> list[float]:
+    """The number of pairs of rows with twice the size, and the parts of them that agree, that do the opposite and of
+    which the bound agrees; [] if they are few.
+    """
+    size, flat, linear = SCALING[stack.kernel_fit.family]
+    pairs = _pairs(stack, size)
+    if len(pairs) < MIN_STACK_ROWS:
+        return []
+    measured, expected, bound = np.digitize(pairs, (flat, linear)).T
+    parts = (measured == expected, np.abs(measured - expected) == 2, measured == bound)
+    return [len(pairs), *(float(np.mean(part)) for part in parts)]
+
+
+def _scaling(agreements: list[tuple[str, list[float]]]) -> list[str]:
     """Whether times grow as measured ones do when the work doubles."""
     lines = [
         "## Regimes",
@@ -365,35 +499,28 @@ def _scaling(validated: list[CrossValidatedFit]) -> list[str]:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, (size, flat, linear) in SCALING.items():
-        parts = [
-            _pairs(j, size)
-            for j in validated
-            if j.kernel_fit.family == name and j.kernel_fit.implementation.dtype in ("bf16", "fp16")
-        ]
-        long_parts = [p for p in parts if len(p) >= MIN_STACK_ROWS]
-        kinds = [np.digitize(part, (flat, linear)) for part in long_parts]
-        agree, bound = (float(np.median([np.mean(k[:, 0] == k[:, i]) for k in kinds])) for i in (1, 2))
-        opposite = float(np.median([np.mean(np.abs(k[:, 0] - k[:, 1]) == 2) for k in kinds]))
+        numbers = np.array([of_stack for family, of_stack in agreements if family == name])
+        agree, opposite, bound = np.median(numbers[:, 1:], axis=0)
         lines.append(
-            f"| {name} | {size} | {flat} | {linear} | {sum(map(len, kinds)):,} | {_percent(agree)} "
+            f"| {name} | {size} | {flat} | {linear} | {numbers[:, 0].sum():,.0f} | {_percent(agree)} "
             f"| {_percent(opposite)} | {AGREEING[name]} | {_percent(bound)} |"
         )
     return [*lines, ""]
 
 
-def _pairs(each: CrossValidatedFit, size: str) -> Any:
+def _pairs(stack: Stack, size: str) -> Any:
     """Quotients of times at twice the size: measured, expected and of the bound; a row each."""
-    shapes, rows = each.rows.shapes, each.rows
+    shapes, rows = stack.rows.shapes, stack.rows
     bound = rows.family.bound(shapes, rows.device, rows.implementation)
     grown = {size, "kv_len"} if size == "q_len" else {size}
     names = sorted(shapes)
     place = {key: i for i, key in enumerate(zip(*(shapes[n].tolist() for n in names), strict=True))}
     twice = zip(*((shapes[n] * (2 if n in grown else 1)).tolist() for n in names), strict=True)
     pairs = [(i, place[key]) for i, key in enumerate(twice) if key in place]
-    if not pairs:
+    if len(pairs) < MIN_STACK_ROWS:
         return np.zeros((0, 3))
     first, second = np.array(pairs).T
-    times = (rows.measured, each.held_out, np.maximum(bound, 1e-12))
+    times = (rows.measured, held_out_times(rows, stack.kernel_fit), np.maximum(bound, 1e-12))
     return np.stack([t[second] / t[first] for t in times], axis=1)
 
 
@@ -426,22 +553,42 @@ def _violations(groups: Iterable[MeasuredRows]) -> list[str]:
     return [*lines, ""]
 
 
-def _recorded_fits() -> Iterator[tuple[str, CrossValidatedFit]]:
-    """Fits of the tables that `llmviewer measure` recorded, with the machine of each."""
+def _recorded(pool: Pool) -> list[Recorded]:
+    """The stacks of the tables that `llmviewer measure` recorded, fitted where rows or code changed."""
+    machines: list[str] = []
+    groups: list[MeasuredRows] = []
     for path in sorted(MEASUREMENTS.rglob("*.parquet")):
         os.environ["LLMVIEWER_HARDWARE_PATH"] = str(path.parent / "hardware")
         for rows in read(path).rows:
-            if validated := cross_validate(rows):
-                yield path.parent.name, validated
+            usable = rows.take(np.flatnonzero(rows.fittable))
+            if len(usable) >= MIN_FITTED_ROWS:
+                machines.append(path.parent.name)
+                groups.append(usable)
     os.environ.pop("LLMVIEWER_HARDWARE_PATH", None)
+    results, shipped = Results("recorded", again=AGAIN in sys.argv), _shipped()
+    digests = [digest_of(rows) for rows in groups]
+    fits = [shipped.get(_key(rows)) if _ships(rows) else None for rows in groups]
+    entries = [digest_of_entry(fit) if fit else "" for fit in fits]
+    known = [results.known.get(digest, (None, None)) for digest in digests]
+    errors = [error if entry == own else None for (error, entry), own in zip(known, entries, strict=True)]
+    missing = [place for place, error in enumerate(errors) if not error]
+    for place, fit in zip(missing, pool.imap(fit_kernel, [groups[place] for place in missing]), strict=True):
+        errors[place] = plain_error(fit.held_out)
+        fits[place] = fit if _ships(groups[place]) else None
+        entries[place] = digest_of_entry(fit) if fits[place] else ""
+    results.replace({digest: [*one] for digest, *one in zip(digests, errors, entries, strict=True)})
+    return [
+        Recorded(machine=machine, rows=rows, error=Error.of(error), kernel_fit=fit)
+        for machine, rows, error, fit in zip(machines, groups, errors, fits, strict=True)
+    ]
 
 
-def _ships(kernel_fit: KernelFit) -> bool:
-    """Whether a stack of ours is to expect others' kernels, too: not PyTorch's element-wise ones, some of which are
-    several launches, as no engine runs them.
+def _ships(rows: MeasuredRows) -> bool:
+    """Whether a fit to rows of ours is to expect others' kernels, too: not PyTorch's element-wise ones, some of which
+    are several launches, as no engine runs them.
     """
-    composed = (kernel_fit.family, kernel_fit.implementation.library) == ("elementwise", "pytorch")
-    return kernel_fit.device in hardware_names() and not composed
+    composed = (rows.family.name, rows.implementation.library) == ("elementwise", "pytorch")
+    return rows.device.name in hardware_names() and not composed
 
 
 def _stack(kernel_fit: KernelFit) -> tuple[str, str]:
@@ -455,7 +602,7 @@ def _is_public(kernel_fit: KernelFit) -> bool:
     return path.exists() and any(set(one.sources) != {SOURCES[OURS]} for one in profile_of(path))
 
 
-def _recorded_section(recorded_fits: list[tuple[str, CrossValidatedFit]]) -> list[str]:
+def _recorded_section(recorded: list[Recorded]) -> list[str]:
     lines = [
         OWN_TITLE,
         "",
@@ -469,8 +616,8 @@ def _recorded_section(recorded_fits: list[tuple[str, CrossValidatedFit]]) -> lis
         "| machine | library | data type | kernel | rows | held out, % | median, % | in 80 %, % | under the bound, % |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for machine, validated in recorded_fits:
-        rows, implementation, error = validated.rows, validated.kernel_fit.implementation, validated.kernel_fit.held_out
+    for one in recorded:
+        rows, implementation, error = one.rows, one.rows.implementation, one.error
         bound = rows.family.bound(rows.shapes, rows.device, rows.implementation)
         under = float(np.mean(bound > 1.005 * rows.measured))
         numbers = map(_percent, (error.mape, error.median, error.covered, under))
@@ -480,13 +627,27 @@ def _recorded_section(recorded_fits: list[tuple[str, CrossValidatedFit]]) -> lis
             else implementation.dtype
         )
         names = (
-            machine,
+            one.machine,
             implementation.library,
             types,
-            f"{validated.kernel_fit.family} {implementation.kernel}".strip(),
+            f"{rows.family.name} {implementation.kernel}".strip(),
         )
         lines.append(f"| {' | '.join(names)} | {len(rows)} | {' | '.join(numbers)} |")
     return [*lines, ""]
+
+
+def _transfers(
+    pool: Pool, stacks: list[Stack], fits: list[KernelFit], left_out: Callable[[KernelFit, Device], bool]
+) -> list[Moved]:
+    """The stacks as other fits expect them, without those left out; not those of which there are no others."""
+    found = pool.starmap(_transfer, [(stack.rows, fits, left_out) for stack in stacks], chunksize=4)
+    return [(stack.kernel_fit, *times) for stack, times in zip(stacks, found, strict=True) if times]
+
+
+def _has_siblings(stack: Stack, fits: list[KernelFit]) -> bool:
+    """Whether siblings of the device have fits of the family."""
+    device, family = stack.rows.device, stack.kernel_fit.family
+    return any(fit.family == family and fit.device != device.name and _siblings(fit, device) for fit in fits)
 
 
 def _transfer(

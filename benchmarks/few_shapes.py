@@ -10,14 +10,17 @@ are expected from one family, and a fit to both has what leaving out either of t
 
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
-from accuracy import TABLES
+from accuracy import FAMILY_TABLES
+from fitted import AGAIN, Results, digest_of
 from stand_ins import MIN_ROWS, ROOT, ROWS, Times, pooled
 
 from llmviewer.expectation.calibrate import fit_kernel
@@ -31,34 +34,55 @@ STACKS = 10  # of a family that are fitted, at most
 def main() -> None:
     """Writes the errors of fits to few shape families, from the measurements in a folder."""
     folder = Path(sys.argv[1])
+    classes = [
+        (name, FEW_SHAPES[count], samples)
+        for name, table in FAMILY_TABLES.items()
+        for count, samples in few_shapes([r for r in read(folder / table).rows if r.family.name == name]).items()
+    ]
+    digests = [digest_of(samples[0][0], source, *_digests(samples)) for _, source, samples in classes]
+    arguments = [(samples, source) for _, source, samples in classes]
+    with multiprocessing.Pool(2) as pool:
+        results = Results("few shapes", again=AGAIN in sys.argv).starmap(pool, _error, arguments, digests)
     errors: dict[str, dict[str, dict[str, object]]] = defaultdict(dict)
-    for name in TABLES:
-        for source, error in few_shapes(list(read(folder / f"{name}.parquet").rows)).items():
-            errors[name][source] = {"all": plain_error(error)}
+    for (name, source, _), error in zip(classes, results, strict=True):
+        if error:
+            errors[name][source] = {"all": plain_error(Error.of(error))}
     about = "Errors on other shapes of fits to one or two shape families: python benchmarks/few_shapes.py.\n"
     text = yaml.safe_dump({"errors": dict(errors)}, sort_keys=False, width=120, default_flow_style=None)
     (FOLDER / SPREADS).write_text(f"# {about}{text}", encoding="utf-8")
     subprocess.run([sys.executable, "-m", "llmviewer.expectation.index"], check=True, cwd=ROOT)
 
 
-def few_shapes(groups: list[MeasuredRows]) -> dict[str, Error]:
-    """The error of fits to one and to two shape families on the rows of others, from the stacks of one family."""
+def few_shapes(groups: list[MeasuredRows]) -> dict[int, list[tuple[MeasuredRows, MeasuredRows]]]:
+    """By number of shape families: rows of so many, and of others, of some stacks of one family."""
     random = np.random.default_rng(0)
-    times: dict[str, list[Times]] = defaultdict(list)
+    samples: dict[int, list[tuple[MeasuredRows, MeasuredRows]]] = defaultdict(list)
     usable = [rows.take(np.flatnonzero(rows.fittable)) for rows in groups]
-    for count, name in FEW_SHAPES.items():
+    for count in FEW_SHAPES:
         able = [rows for rows in usable if len(rows) >= MIN_ROWS and rows.num_shape_families > count]
         chosen = [able[i] for i in sorted({round(j) for j in np.linspace(0, len(able) - 1, STACKS)})] if able else []
         for rows in chosen:
             fitted_to = np.isin(rows.shape_families(), random.permutation(rows.num_shape_families)[:count])
             near, far = (rows.take(random.permutation(np.flatnonzero(f))[:ROWS]) for f in (fitted_to, ~fitted_to))
-            kernel_fit = fit_kernel(near)
-            if kernel_fit and kernel_fit.shape_families == count:
-                choice = FitSelection(fits=(kernel_fit,), error=kernel_fit.held_out, source="")
-                estimator = Estimator(selection=choice, device=rows.device, implementation=rows.implementation)
-                bound = rows.family.bound(far.shapes, rows.device, rows.implementation)
-                times[name].append((np.maximum(estimator.expect(far.shapes).expected, bound), far.measured))
-    return {name: pooled(of_class) for name, of_class in times.items() if len(of_class) > 1}
+            samples[count].append((near, far))
+    return samples
+
+
+def _digests(samples: list[tuple[MeasuredRows, MeasuredRows]]) -> list[str]:
+    return [digest_of(rows) for sample in samples for rows in sample]
+
+
+def _error(samples: list[tuple[MeasuredRows, MeasuredRows]], source: str) -> dict[str, Any]:
+    """The error of fits to the first rows of each sample on its others; {} if fewer than two have enough rows."""
+    times: list[Times] = []
+    for near, far in samples:
+        kernel_fit = fit_kernel(near)
+        if kernel_fit and FEW_SHAPES.get(kernel_fit.shape_families) == source:
+            choice = FitSelection(fits=(kernel_fit,), error=kernel_fit.held_out, source="")
+            estimator = Estimator(selection=choice, device=far.device, implementation=far.implementation)
+            bound = far.family.bound(far.shapes, far.device, far.implementation)
+            times.append((np.maximum(estimator.expect(far.shapes).expected, bound), far.measured))
+    return plain_error(pooled(times)) if len(times) > 1 else {}
 
 
 if __name__ == "__main__":

@@ -24,16 +24,19 @@ kinds, at its own factor and at that of all.
 
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import yaml
+from fitted import AGAIN, Results, digest_of
 
 from llmviewer.errors import InputError
 from llmviewer.expectation.calibrate import fit_kernel
@@ -89,7 +92,8 @@ def main() -> None:
     groups = [rows for path in tables for rows in measured(path)]
     errors: dict[str, dict[str, dict[str, object]]] = defaultdict(lambda: defaultdict(dict))
     experts = [rows for rows in groups if rows.family.name == "moe"]
-    class_errors = classes(groups, shipped()) | beyond(groups) | traffic(folder, experts)
+    results = Results("beyond the measured sizes", again=AGAIN in sys.argv)
+    class_errors = classes(groups, shipped()) | beyond(groups, results) | traffic(folder, experts)
     for (family, source, part), error in class_errors.items():
         errors[family][source][part] = plain_error(error)
     about = "Errors of stand-ins: python benchmarks/stand_ins.py, from the measurements that the profiles name.\n"
@@ -181,24 +185,33 @@ def classes(groups: Sequence[MeasuredRows], fits: Sequence[KernelFit]) -> dict[t
     }
 
 
-def beyond(groups: Sequence[MeasuredRows]) -> dict[tuple[str, str, str], Error]:
+def beyond(groups: Sequence[MeasuredRows], results: Results) -> dict[tuple[str, str, str], Error]:
     """The error of sizes beyond those that a kernel was fitted to, by family."""
-    times_of_family: dict[str, list[Times]] = defaultdict(list)
+    samples: dict[str, list[tuple[MeasuredRows, MeasuredRows]]] = defaultdict(list)
     for family in dict.fromkeys(rows.family.name for rows in groups):
         for rows in [rows for rows in groups if rows.family.name == family and len(rows) == ROWS][::NINTH]:
             sizes = rows.shapes[_GROWING[family]]
             size_limit = np.quantile(sizes, 0.6)
-            fitted_rows, larger_rows = (
+            smaller, larger = (
                 rows.take(np.flatnonzero(chosen)) for chosen in (sizes <= size_limit, sizes >= 2 * size_limit)
             )
-            kernel_fit = fit_kernel(fitted_rows)
-            if kernel_fit and len(larger_rows) >= MIN_ROWS:
-                choice = FitSelection(fits=(kernel_fit,), error=kernel_fit.held_out, source="")
-                expectation = Estimator(
-                    selection=choice, device=rows.device, implementation=rows.implementation
-                ).expect(larger_rows.shapes)
-                times_of_family[family].append((expectation.expected, larger_rows.measured))
-    return {(family, BEYOND_SIZES, "all"): pooled(times) for family, times in times_of_family.items()}
+            if len(larger) >= MIN_ROWS:
+                samples[family].append((smaller, larger))
+    digests = [digest_of(of[0][0], *(digest_of(rows) for sample in of for rows in sample)) for of in samples.values()]
+    with multiprocessing.Pool(2) as pool:
+        errors = results.starmap(pool, _beyond, [(of_family,) for of_family in samples.values()], digests)
+    return {(family, BEYOND_SIZES, "all"): Error.of(error) for family, error in zip(samples, errors, strict=True)}
+
+
+def _beyond(samples: Sequence[tuple[MeasuredRows, MeasuredRows]]) -> dict[str, Any]:
+    """The error of fits to the first rows of each sample on its others."""
+    times: list[Times] = []
+    for smaller, larger in samples:
+        if kernel_fit := fit_kernel(smaller):
+            choice = FitSelection(fits=(kernel_fit,), error=kernel_fit.held_out, source="")
+            estimator = Estimator(selection=choice, device=larger.device, implementation=larger.implementation)
+            times.append((estimator.expect(larger.shapes).expected, larger.measured))
+    return plain_error(pooled(times))
 
 
 def _of_another_cache(kernel_fit: KernelFit, rows: MeasuredRows) -> bool:

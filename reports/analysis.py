@@ -294,7 +294,8 @@ def basis(analysis: Analysis) -> str:
         return expectation_basis("measured kernels without gaps")
     engine = find_engine(name)
     measured = "passes that its users measured" if engine.has_whole_passes else f"measured {engine.library} kernels"
-    return expectation_basis(f"{engine.title} on {measured}")
+    launches = any(phase.total.host_s for _, phase in analysis.phases) and engine.host.launch_range != (1.0, 1.0)
+    return expectation_basis(f"{engine.title} on {measured}", host_range=launches)
 
 
 def cards(analysis: Analysis) -> list[Card]:

@@ -191,11 +191,7 @@ def rows(phase: Phase, *, per_call: bool, brief: bool = False) -> list[tuple[Ite
     table = merged(phase)
     small_operators = _small_operators(table, phase.total) if brief else []
     body = [(place, one) for place, one in enumerate(table) if one not in small_operators]
-    above = [None, *(one for _, one in body)]
-    items = [
-        _operator(place, one, per_call=per_call, joined=_is_one_launch(before, one))
-        for before, (place, one) in zip(above, body, strict=False)
-    ]
+    items = [_operator(place, one, per_call=per_call) for place, one in body]
     return [*items, *([_summary_row(small_operators)] if small_operators else []), _total(phase.total)]
 
 
@@ -229,19 +225,18 @@ def expected_s(op: OperatorResult, *, per_call: bool) -> float | None:
     return op.expected_time_s / op.repeat if per_call and op.expected_time_s is not None else op.expected_time_s
 
 
-def _is_one_launch(before: Merged | None, after: Merged) -> bool:
-    """Whether an engine runs the operators of two rows in one launch."""
-    launches = before and (before.total.block, before.total.shared_launch)
-    return bool(after.total.shared_launch) and launches == (after.total.block, after.total.shared_launch)
+def _is_counted_before(op: OperatorResult) -> bool:
+    """Whether another operator begins the launch that runs it, which may be one of the layer before."""
+    return bool(op.shared_launch) and op.shared_launch.partition("+")[0] != op.name
 
 
-def _operator(place: int, merged: Merged, *, per_call: bool, joined: bool) -> tuple[Item, ...]:
+def _operator(place: int, merged: Merged, *, per_call: bool) -> tuple[Item, ...]:
     op = merged.total
     amounts = op.per_call if per_call else op
     time_s = expected_s(op, per_call=per_call)
     return (
         Item(text=merged.title, key=place),
-        Item(text="+" if joined else str(op.repeat), key=op.repeat),
+        Item(text="+" if _is_counted_before(op) else str(op.repeat), key=op.repeat),
         *_amounts(amounts),
         Item(text=number(op.intensity), key=op.intensity),
         Item(text=_compact(op.attainable_ops_per_s), key=op.attainable_ops_per_s),

@@ -151,9 +151,13 @@ def lower_bound(time_s: float | None) -> str:
     return f">= {seconds(time_s)}" if time_s is not None else seconds(time_s)
 
 
-def expectation_basis(source: str) -> str:
-    """The sentence on the two numbers of a report: bounds, and times expected of `source`."""
-    return f"{BOUNDS}. Expected: {source}, 80 % interval."
+def expectation_basis(source: str, *, host_range: bool = False) -> str:
+    """The sentence on the two numbers of a report: bounds, and times expected of `source`.
+
+    host_range  whether intervals also reach from the shortest to the longest launch of measured hosts
+    """
+    hosts = " of kernels, with the shortest to the longest launch of measured hosts" if host_range else ""
+    return f"{BOUNDS}. Expected: {source}, 80 % interval{hosts}."
 
 
 def throughput(generation: GenerationResult) -> str:

@@ -169,9 +169,9 @@ def test_operators_that_an_engine_runs_in_one_launch_are_named():
     assert "one launch" not in alone  # PyTorch launches every operator by itself
 
 
-def test_tables_mark_operators_in_the_launch_of_the_row_above():
-    """Each launch of an engine has one number in the column of launches, that of its first operator; a norm that is
-    fused with the layer before has its own.
+def test_tables_mark_operators_in_the_launch_of_another():
+    """Each launch of an engine has one number in the column of launches, that of its first operator, which may be one
+    of the layer before.
     """
     engine, plain = (analyze("qwen3-32b", "h100-sxm", layout="tp=2", engine=name) for name in ("vllm", ""))
     phase = engine.phases.decode
@@ -183,6 +183,6 @@ def test_tables_mark_operators_in_the_launch_of_the_row_above():
     assert shared == {name: launch for launch in launches for name in launch.split("+")}
     column = COLUMNS.index("x")
     marked = [row[0].text for row in rows(phase, per_call=False) if row[column].text == "+"]
-    assert marked == ["k_proj", "v_proj", "attn_add", "mlp_norm", "up_proj", "mlp_add"]
+    assert marked == ["attn_norm", "k_proj", "v_proj", "attn_add", "mlp_norm", "up_proj", "mlp_add"]
     assert {op.shared_launch for op in plain.phases.decode.operators} == {""}
     assert not any(row[column].text == "+" for row in rows(plain.phases.decode, per_call=False))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from llmviewer import analyze
+from llmviewer.expectation.index import index
 from llmviewer.expectation.profile import shipped
 from llmviewer.expectation.rows import read
 from llmviewer.expectation.validate import predict
@@ -65,3 +66,30 @@ def test_an_unmeasured_step_has_the_interval_of_a_stand_in():
     row = next(row for row in step.operators if row.kind == "scan")
     assert row.expectation_source.startswith("stand-in: as the kernel of delta rules")
     assert row.expected_high_s >= 1.9 * row.expected_time_s
+
+
+def decoded(model, device, name, **asked):
+    return next(row for row in analyze(model, device, **asked).phases.decode.operators if row.name == name)
+
+
+@pytest.mark.parametrize(("device", "source"), [("a100-80g", "stand-in on a100-sxm-80gb: another library (trtllm"),
+                                                ("h100", "transferred from h200-sxm trtllm")])  # fmt: skip
+def test_kernels_of_another_library_have_the_interval_of_a_stand_in(device, source):
+    """vLLM multiplies 4-bit weights with Marlin's kernels, which were not measured; TensorRT-LLM's were."""
+    own, other = (decoded("llama-3.1-8b", device, "down_proj", quant="W4A16g128", library=name)
+                  for name in ("trtllm", "vllm"))  # fmt: skip
+    assert other.expectation_source.startswith(source)
+    error = index().errors["gemm", "all", "another library"]
+    low, high = (end / other.expected_time_s for end in (other.expected_low_s, other.expected_high_s))
+    assert low <= max(error.short[0], error.long[0])
+    assert high >= min(error.short[1], error.long[1])
+    assert high / low > 1.2 * own.expected_high_s / own.expected_low_s
+
+
+def test_copies_to_experts_that_no_kernel_was_measured_for_say_so():
+    engine = decoded("qwen3-30b-a3b", "h100", "permute", engine="huggingface")
+    assert engine.expectation_source.startswith("no kernel measured; memory traffic only")
+    fused = decoded("qwen3-30b-a3b", "h100", "permute", engine="vllm")
+    assert fused.expectation_source.startswith("calibrated on h100-sxm vllm")
+    quantized = decoded("opt-350m", "h100", "hidden_to_int8", quant="W8A8", library="triton")
+    assert quantized.expectation_source.startswith("calibrated on h100-sxm triton")

@@ -83,22 +83,28 @@ class CrossValidatedFit:
 
 
 def cross_validate(
-    rows: MeasuredRows, priors: Sequence[KernelFit] = (), *, residual: bool = False, bends: bool = True
+    rows: MeasuredRows,
+    priors: Sequence[KernelFit] = (),
+    *,
+    residual: bool = False,
+    bends: bool = True,
+    variants: Sequence[str] = (),
 ) -> CrossValidatedFit | None:
     """Fit of one kernel implementation with its held-out predictions; None if it has too few rows.
 
-    bends  whether it may have a trend
+    bends     whether it may have a trend
+    variants  of the family that are tried; () for all
     """
     rows = rows.take(np.flatnonzero(rows.fittable))
     if len(rows) < MIN_ROWS:
         return None
     order, fold = folds = _shuffled(rows, 0)
-    before = _nearest_fits(rows, priors)
+    before = nearest_fits(rows, priors)
     priors_by_name, bound = _priors(rows, before), rows.family.bound(rows.shapes, rows.device, rows.implementation)
     problem = _chosen([
         _Problem(rows=rows, variant=variant, priors=priors_by_name, bound=bound,
                  features=rows.family.features(rows.shapes, rows.device, rows.implementation, variant))
-        for variant in rows.family.variants
+        for variant in variants or rows.family.variants
         if rows.family.covers_variant(variant, rows.shapes)
     ])  # fmt: skip
     trend: Trend | bool | None = before[0].trend if before and len(rows) < _MIN_TREND_ROWS else None
@@ -125,6 +131,19 @@ def cross_validate(
         residual=_residual(problem, order, law) if residual and len(rows) >= MIN_RESIDUAL_ROWS else None,
     )
     return CrossValidatedFit(kernel_fit=kernel_fit, rows=rows, held_out=bent)
+
+
+def held_out_times(rows: MeasuredRows, kernel_fit: KernelFit) -> Array:
+    """Expected time of each row by a fit of the same variant to the other folds, with their trend if it has one. [s]"""
+    implementation, variant = rows.implementation, kernel_fit.variant
+    problem = _Problem(
+        rows=rows,
+        variant=variant,
+        features=rows.family.features(rows.shapes, rows.device, implementation, variant),
+        priors=rows.family.default_parameters(implementation, rows.device),
+        bound=rows.family.bound(rows.shapes, rows.device, implementation),
+    )
+    return problem.held_out(_shuffled(rows, 0), kernel_fit.trend is not None)[0]
 
 
 def _shuffled(rows: MeasuredRows, seed: int, folds: int = _FOLDS) -> tuple[Array, Array]:
@@ -252,7 +271,7 @@ def _residual(problem: _Problem, order: Array, law: _Law) -> FitResidual:
     return FitResidual(columns=columns, points=points, factors=factors, mape=error.mape, interval=error.long)
 
 
-def _nearest_fits(rows: MeasuredRows, priors: Sequence[KernelFit]) -> tuple[KernelFit, ...]:
+def nearest_fits(rows: MeasuredRows, priors: Sequence[KernelFit]) -> tuple[KernelFit, ...]:
     """Fits that are used for the implementation so far, whose parameters are its priors."""
     try:
         return select_fits(rows.family.name, rows.device, rows.implementation, priors).fits

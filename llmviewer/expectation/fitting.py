@@ -58,18 +58,25 @@ def fit_parameters(
     starts = [np.clip(start, low + 1e-3 * (high - low), high - 1e-3 * (high - low)) for start in starts]
     logs = np.log(measured)
 
-    def residuals(position: Array) -> Any:
-        parameters = {q.name: q.from_search(float(x)) for q, x in zip(names, position, strict=True)}
+    def parameters_at(position: Array) -> dict[str, float]:
+        return {q.name: q.from_search(float(x)) for q, x in zip(names, position, strict=True)}
+
+    def costs(parameters: Mapping[str, float], position: Array) -> Array:
         errors = np.log(family.seconds(parameters, features)) - logs
         return np.concatenate([errors, np.sqrt(_PRIOR_ROWS) * _SCALE * (position - centre)])
 
-    def slopes(position: Array) -> Any:
-        origin, columns = residuals(position), []
-        for i, (value, limit) in enumerate(zip(position, high, strict=True)):
+    def residuals(position: Array) -> Array:
+        return costs(parameters_at(position), position)
+
+    def slopes(position: Array) -> Array:
+        parameters, columns = parameters_at(position), []
+        origin = costs(parameters, position)
+        for i, (q, value, limit) in enumerate(zip(names, position, high, strict=True)):
             step = _STEP if value + _STEP <= limit else -_STEP
             moved = position.copy()
             moved[i] += step
-            columns.append((residuals(moved) - origin) / step)
+            changed = {**parameters, q.name: q.from_search(float(moved[i]))}
+            columns.append((costs(changed, moved) - origin) / step)
         return np.stack(columns, axis=1)
 
     def search(start: Array) -> Any:
@@ -80,7 +87,7 @@ def fit_parameters(
     result = search(starts[0])
     for other in map(search, starts[1:]):
         result = other if other.cost < result.cost * (1 - _MIN_IMPROVEMENT) else result
-    parameters = {q.name: q.from_search(float(x)) for q, x in zip(names, result.x, strict=True)}
+    parameters = parameters_at(result.x)
     errors = np.abs(np.expm1(np.log(family.seconds(parameters, features)) - logs))
     return ParameterFit(parameters=parameters, variant=variant, loss=float(np.mean(np.minimum(errors, 2.0))))
 

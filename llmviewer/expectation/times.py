@@ -24,7 +24,7 @@ from .families._family import Array
 from .launches import LibraryKernel
 from .library import LIBRARY_INDEPENDENT, Library, key_of
 from .profile import BEYOND_SIZES, KernelFit, Profile
-from .transfer import Estimator, Expectation, FitSelection, has_extrapolation_error, select_fits
+from .transfer import Estimator, Expectation, FitSelection, as_stand_in, has_extrapolation_error, select_fits
 
 _MAX_CACHED_POINTS: Final = 256  # points of a workload up to which the times of a kernel are cached
 _MAX_CACHED_KERNELS: Final = 1 << 13  # kernels whose times are cached
@@ -225,6 +225,8 @@ class KernelTimes(Library):
             )
         except InputError as error:
             return str(error)
+        if self.requested_library and not any(key_of(fit) in self.user_fits for fit in selection.fits):
+            selection = as_stand_in(selection, device, kernel.implementation)
         return Estimator(selection=selection, device=device, implementation=implementation)
 
 

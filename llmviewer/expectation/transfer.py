@@ -131,6 +131,17 @@ def select_fits(
     )
 
 
+def as_stand_in(selection: FitSelection, device: Device, asked: Implementation) -> FitSelection:
+    """Fits of another library with the error and the label of a stand-in for `asked`; others as they are."""
+    first = selection.fits[0]
+    if stand_in(first, asked) != ANOTHER_LIBRARY:
+        return selection
+    error = _transfer_error(first.family, asked, source_class(first, device, asked))
+    return replace(
+        selection, error=selection.error.or_wider(error), source=_source_label(selection.fits, device, asked)
+    )
+
+
 def _addition(implementation: Implementation) -> Implementation:
     return replace(
         implementation, kernel=f"{EAGER} {_FALLBACK_OPERATION}" if implementation.host_launched else _FALLBACK_OPERATION

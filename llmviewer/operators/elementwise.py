@@ -110,7 +110,9 @@ class Rope(Operator):
 class Quantize(Operator):
     """Quantizes an activation that other operators read unquantized; else its writer quantizes it."""
 
-    kind: str = declare("quantize", "A tensor converted to fewer bits.", measured="add", traced="quant", symbol="x")
+    kind: str = declare(
+        "quantize", "A tensor converted to fewer bits.", measured="quantize", traced="quant", symbol="x"
+    )
 
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): Form()}
@@ -160,7 +162,6 @@ class Permute(Operator):
         "permute",
         "Each token's row copied to its experts.",
         group=OperatorGroup.EXPERTS,
-        measured="add",
         symbol="bowtie",
     )
 
@@ -180,7 +181,6 @@ class Combine(Operator):
         "combine",
         "The results of each token's experts scaled and summed.",
         group=OperatorGroup.EXPERTS,
-        measured="add",
         symbol="hourglass",
     )
 

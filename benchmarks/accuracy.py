@@ -1,7 +1,7 @@
 """Fits the shipped profiles and writes docs/accuracy.md, the errors of expected times.
 
     python benchmarks/accuracy.py FOLDER            # with gemm.parquet, moe.parquet, ... of docs/measurements.md
-    python benchmarks/accuracy.py FOLDER --again    # also what follows from the same rows and code as last time
+    python benchmarks/accuracy.py FOLDER --refit    # also what follows from the same rows and code as last time
     python benchmarks/accuracy.py --ours            # only profiles of reports/measurements, and their part of the page
 
 Every error is of rows that were not fitted: of shape families that were held out, three folds; and of whole devices,
@@ -28,7 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import yaml
 from expectation import expectation_rates
-from fitted import AGAIN, Results, digest_of, digest_of_entry
+from fitted import REFIT_OPTION, Results, digest_of, digest_of_entry
 from scipy import stats
 
 from llmviewer import hardware_names
@@ -240,7 +240,7 @@ def _write_fits(
     """
     usable = [rows.take(np.flatnonzero(rows.fittable)) for rows in groups]
     usable = [rows for rows in usable if len(rows) >= MIN_FITTED_ROWS]
-    results = Results("fits", again=AGAIN in sys.argv)
+    results = Results("fits", is_refit=REFIT_OPTION in sys.argv)
     digests, shipped = [digest_of(rows) for rows in usable], _shipped()
     fits = [
         fit if fit and results.known.get(digest) == digest_of_entry(fit) else None
@@ -328,13 +328,13 @@ def _spread_stacks(all_stacks: list[Stack]) -> list[Stack]:
 
 
 def _sample_errors(pool: Pool, stacks: list[Stack], fits: list[KernelFit]) -> list[tuple[tuple[str, str], float]]:
-    """By stack, its kind and the error on all other rows of what FEW_ROWS random rows and other devices say."""
+    """Kinds of the stacks, and errors on all other rows of what FEW_ROWS random rows and other devices say."""
     priors = [
         nearest_fits(stack.rows, [fit for fit in fits if fit.device != stack.kernel_fit.device]) for stack in stacks
     ]
     digests = [digest_of(stack.rows, *prior) for stack, prior in zip(stacks, priors, strict=True)]
     arguments = [(stack.rows, prior) for stack, prior in zip(stacks, priors, strict=True)]
-    errors = Results("few rows", again=AGAIN in sys.argv).starmap(pool, _sample_error, arguments, digests)
+    errors = Results("few rows", is_refit=REFIT_OPTION in sys.argv).starmap(pool, _sample_error, arguments, digests)
     return [(_kind(stack.kernel_fit), error) for stack, error in zip(stacks, errors, strict=True)]
 
 
@@ -346,12 +346,12 @@ def _sample_error(rows: MeasuredRows, priors: Sequence[KernelFit]) -> float:
 
 
 def _near_errors(pool: Pool, stacks: list[Stack]) -> list[tuple[tuple[str, str], float, float]]:
-    """By stack, its kind and the errors on rows held out at random, without and with what neighbours of measured shapes
+    """Kinds of the stacks, and errors on rows held out at random, without and with what neighbours of measured shapes
     add.
     """
     arguments = [(stack.rows, stack.kernel_fit.variant) for stack in stacks]
     digests = [digest_of(rows, variant) for rows, variant in arguments]
-    errors = Results("residuals", again=AGAIN in sys.argv).starmap(pool, _near, arguments, digests)
+    errors = Results("residuals", is_refit=REFIT_OPTION in sys.argv).starmap(pool, _near, arguments, digests)
     return [(_kind(stack.kernel_fit), *error) for stack, error in zip(stacks, errors, strict=True)]
 
 
@@ -458,14 +458,14 @@ def _worth(sample_errors: list[Any], near: list[Any]) -> list[str]:
 
 
 def _agreements(pool: Pool, stacks: list[Stack]) -> list[tuple[str, list[float]]]:
-    """By stack of a 16-bit type, its family and what _agreement() finds."""
+    """Families of the stacks of 16-bit types, and what _agreement() finds of each."""
     chosen = [
         stack
         for stack in stacks
         if stack.kernel_fit.family in SCALING and stack.kernel_fit.implementation.dtype in ("bf16", "fp16")
     ]
     digests = [digest_of(stack.rows, stack.kernel_fit.variant, bool(stack.kernel_fit.trend)) for stack in chosen]
-    found = Results("regimes", again=AGAIN in sys.argv).starmap(
+    found = Results("regimes", is_refit=REFIT_OPTION in sys.argv).starmap(
         pool, _agreement, [(stack,) for stack in chosen], digests
     )
     return [(stack.kernel_fit.family, numbers) for stack, numbers in zip(chosen, found, strict=True) if numbers]
@@ -565,12 +565,14 @@ def _recorded(pool: Pool) -> list[Recorded]:
                 machines.append(path.parent.name)
                 groups.append(usable)
     os.environ.pop("LLMVIEWER_HARDWARE_PATH", None)
-    results, shipped = Results("recorded", again=AGAIN in sys.argv), _shipped()
+    results, shipped = Results("recorded", is_refit=REFIT_OPTION in sys.argv), _shipped()
     digests = [digest_of(rows) for rows in groups]
     fits = [shipped.get(_key(rows)) if _ships(rows) else None for rows in groups]
     entries = [digest_of_entry(fit) if fit else "" for fit in fits]
-    known = [results.known.get(digest, (None, None)) for digest in digests]
-    errors = [error if entry == own else None for (error, entry), own in zip(known, entries, strict=True)]
+    known_results = [results.known.get(digest, (None, None)) for digest in digests]
+    errors = [
+        error if entry == own_entry else None for (error, entry), own_entry in zip(known_results, entries, strict=True)
+    ]
     missing = [place for place, error in enumerate(errors) if not error]
     for place, fit in zip(missing, pool.imap(fit_kernel, [groups[place] for place in missing]), strict=True):
         errors[place] = plain_error(fit.held_out)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import yaml
 from accuracy import FAMILY_TABLES
-from fitted import AGAIN, Results, digest_of
+from fitted import REFIT_OPTION, Results, digest_of
 from stand_ins import MIN_ROWS, ROOT, ROWS, Times, pooled
 
 from llmviewer.expectation.calibrate import fit_kernel
@@ -42,7 +42,7 @@ def main() -> None:
     digests = [digest_of(samples[0][0], source, *_digests(samples)) for _, source, samples in classes]
     arguments = [(samples, source) for _, source, samples in classes]
     with multiprocessing.Pool(2) as pool:
-        results = Results("few shapes", again=AGAIN in sys.argv).starmap(pool, _error, arguments, digests)
+        results = Results("few shapes", is_refit=REFIT_OPTION in sys.argv).starmap(pool, _error, arguments, digests)
     errors: dict[str, dict[str, dict[str, object]]] = defaultdict(dict)
     for (name, source, _), error in zip(classes, results, strict=True):
         if error:
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def few_shapes(groups: list[MeasuredRows]) -> dict[int, list[tuple[MeasuredRows, MeasuredRows]]]:
-    """By number of shape families: rows of so many, and of others, of some stacks of one family."""
+    """Rows of so many shape families, and of others, of some stacks of one family; by number of shape families."""
     random = np.random.default_rng(0)
     samples: dict[int, list[tuple[MeasuredRows, MeasuredRows]]] = defaultdict(list)
     usable = [rows.take(np.flatnonzero(rows.fittable)) for rows in groups]

@@ -25,7 +25,7 @@ from llmviewer.expectation.device import Device
 from llmviewer.expectation.profile import KernelFit, plain_entry
 from llmviewer.expectation.rows import MeasuredRows
 
-AGAIN = "--again"  # option: nothing of earlier runs is used
+REFIT_OPTION = "--refit"  # option: nothing of earlier runs is used
 PATH = Path(__file__).with_name("fitted.json")
 _EXPECTATION = Path(calibrate.__file__).parent
 _FITTING = ("calibrate.py", "fitting.py", "trend.py", "residual.py", "formats.py")  # what every fit follows from
@@ -35,13 +35,13 @@ _ERRORS = ("error_of", "coverage_quantile", "_distance", "_widened", "_log_half_
 class Results:
     """The results of one kind of computation by digest: those of earlier runs, and of this one as they come.
 
-    kind   section of the file
-    again  whether nothing of earlier runs is used
+    kind      section of the file
+    is_refit  whether nothing of earlier runs is used
     """
 
-    def __init__(self, kind: str, *, again: bool) -> None:
+    def __init__(self, kind: str, *, is_refit: bool) -> None:
         self._kind = kind
-        self.known: dict[str, Any] = {} if again else _file().get(kind, {})
+        self.known: dict[str, Any] = {} if is_refit else _file().get(kind, {})
 
     def replace(self, results: Mapping[str, Any]) -> None:
         """Keeps these results only."""
@@ -69,7 +69,7 @@ def _file() -> dict[str, Any]:
 
 
 def digest_of(rows: MeasuredRows, *others: object) -> str:
-    """What a fit to rows follows from: their values, the device, the code of fits and of the family, and `others`."""
+    """Digest of what a fit to rows follows from: values, device, code of fits and of the family, and `others`."""
     named = (rows.family.name, repr(rows.implementation), rows.version, *_device(rows.device), *map(repr, others))
     result = hashlib.sha256("\n".join((*named, _code(sys.modules[type(rows.family).__module__].__file__))).encode())
     for values in (rows.measured, *(rows.shapes[name] for name in sorted(rows.shapes))):
@@ -78,7 +78,7 @@ def digest_of(rows: MeasuredRows, *others: object) -> str:
 
 
 def digest_of_entry(fit: KernelFit) -> str:
-    """That of a fit as its profile has it, without the error that it may borrow from others."""
+    """Digest of a fit as its profile has it, without the error that it may borrow from others."""
     entry = {key: value for key, value in plain_entry(fit).items() if key != "held_out" or not fit.shape_families}
     return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()[:16]
 

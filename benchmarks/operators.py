@@ -36,6 +36,7 @@ from llmviewer.expectation.profile import (
     Error,
     KernelFit,
     Profile,
+    coverage_quantile,
     error_of,
     plain_error,
     read_errors,
@@ -53,6 +54,7 @@ MIN_ROWS = 24  # of a fit that ships
 ROWS = 1000  # of a stack that are expected from other devices
 MAX_TREND_ERROR_RATIO = 0.8  # held-out error with a trend over that without, to ship its 5 kB
 PLAIN = ("gemm", "attention_layer")  # families that have many fits, or variants, and ship without trends
+MIN_COVERED = 0.75  # of left-out times, below which an interval is raised
 MAX_ERROR = 0.8  # held out, beyond which a fit says less than its interval
 
 
@@ -90,7 +92,28 @@ def _fitted(rows: MeasuredRows) -> CrossValidatedFit | None:
         return None
     plain_mape, bent_mape = (each.kernel_fit.held_out.mape for each in (plain, bent))
     best = bent if bent_mape < MAX_TREND_ERROR_RATIO * plain_mape else plain
-    return best if best.kernel_fit.held_out.mape < MAX_ERROR else None
+    if best.kernel_fit.held_out.mape >= MAX_ERROR:
+        return None
+    if not best.kernel_fit.shape_families:
+        families = best.rows.shape_families()
+        error = _wide_enough(best.kernel_fit.held_out, best.held_out, best.rows.measured, families)
+        best = replace(best, kernel_fit=replace(best.kernel_fit, held_out=error))
+    return best
+
+
+def _wide_enough(error: Error, expected: np.ndarray, measured: np.ndarray, parts: np.ndarray) -> Error:
+    """The error, its interval raised to the power at which those learned without each part hold 80 % of its times, if
+    the parts are too few for an interval that does: two or three, one of which is the farthest off.
+    """
+    if error.covered >= MIN_COVERED or len(np.unique(parts)) < 2:
+        return error
+    powers, weights = np.empty(len(parts)), np.empty(len(parts))
+    for part in np.unique(parts):
+        own_rows = parts == part
+        learned = error_of(expected[~own_rows], measured[~own_rows], parts[~own_rows])
+        powers[own_rows] = learned.needed(expected[own_rows], measured[own_rows])
+        weights[own_rows] = 1 / np.count_nonzero(own_rows)
+    return error.widened(max(coverage_quantile(powers, weights), 1.0))
 
 
 Errors = dict[tuple[str, str, str], Error]  # by family, operation and class of source
@@ -129,7 +152,7 @@ def _transfer_errors(validated: Sequence[CrossValidatedFit]) -> Errors:
             continue
         expected, measured = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
         devices = np.repeat([part[2] for part in parts], [len(part[0]) for part in parts])
-        errors[key] = error_of(expected, measured, devices)
+        errors[key] = _wide_enough(error_of(expected, measured, devices), expected, measured, devices)
     return _complete(errors)
 
 
@@ -188,18 +211,22 @@ def _page(fits: Sequence[KernelFit], errors: Errors) -> list[str]:
         "",
         "Written by `python benchmarks/operators.py FOLDER`. Rows are of",
         "[aiconfigurator](https://github.com/ai-dynamo/aiconfigurator) (Apache-2.0). `held out` is the mean error, and",
-        "`median` its median, of rows whose shape family (heads, channels) was not fitted; of operators that were",
-        "measured with one model, of rows held out at random. `in 80 %` is the share of those rows within intervals",
-        "that were learned from other shape families. On devices of other makers, intervals are these within one, to",
+        "`median` its median, of rows whose shape family (heads, channels) was not fitted. The errors and intervals of",
+        "operators that were measured with one or two shape families (`shapes`) are those of like kernels fitted to as",
+        "few ([accuracy.md](accuracy.md#few-shapes)). `in 80 %` is the share of those rows within intervals that were",
+        f"learned from other shape families or devices. Where it is under {100 * MIN_COVERED:.0f} %, two or",
+        "three of them are too few to learn an interval from, and it is raised: to the power at which those learned",
+        "without each of them hold 80 % of its times. On devices of other makers, intervals are these within one, to",
         "the power that families measured on devices of several makers need.",
         "",
-        "| device | library | operation | kernel | rows | held out, % | median, % | 10 to 90 % | in 80 %, % |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| device | library | operation | kernel | rows | shapes | held out, % | median, % | 10 to 90 % | in 80 %, % |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for fit in sorted(fits, key=lambda e: (e.implementation.operation, e.device, e.implementation.library)):
         one = fit.implementation
         name = one.kernel.removesuffix(one.operation).strip() or "its own"
         stack = f"| {fit.device} | {one.library} | {one.operation} | {name} | {fit.rows:,} "
+        stack += f"| {fit.shape_families or '3 or more'} "
         lines.append(stack + _error_cells(fit.held_out))
     lines += ["", "On devices that were not fitted, each device in turn left out:", ""]
     lines += [

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import yaml
-from fitted import AGAIN, Results, digest_of
+from fitted import REFIT_OPTION, Results, digest_of
 
 from llmviewer.errors import InputError
 from llmviewer.expectation.calibrate import fit_kernel
@@ -92,7 +92,7 @@ def main() -> None:
     groups = [rows for path in tables for rows in measured(path)]
     errors: dict[str, dict[str, dict[str, object]]] = defaultdict(lambda: defaultdict(dict))
     experts = [rows for rows in groups if rows.family.name == "moe"]
-    results = Results("beyond the measured sizes", again=AGAIN in sys.argv)
+    results = Results("beyond the measured sizes", is_refit=REFIT_OPTION in sys.argv)
     class_errors = classes(groups, shipped()) | beyond(groups, results) | traffic(folder, experts)
     for (family, source, part), error in class_errors.items():
         errors[family][source][part] = plain_error(error)
@@ -197,7 +197,9 @@ def beyond(groups: Sequence[MeasuredRows], results: Results) -> dict[tuple[str, 
             )
             if len(larger) >= MIN_ROWS:
                 samples[family].append((smaller, larger))
-    digests = [digest_of(of[0][0], *(digest_of(rows) for sample in of for rows in sample)) for of in samples.values()]
+    digests = [
+        digest_of(parts[0][0], *(digest_of(rows) for sample in parts for rows in sample)) for parts in samples.values()
+    ]
     with multiprocessing.Pool(2) as pool:
         errors = results.starmap(pool, _beyond, [(of_family,) for of_family in samples.values()], digests)
     return {(family, BEYOND_SIZES, "all"): Error.of(error) for family, error in zip(samples, errors, strict=True)}

@@ -76,14 +76,13 @@ def decoded(model, device, name, **asked):
                                                 ("h100", "transferred from h200-sxm trtllm")])  # fmt: skip
 def test_kernels_of_another_library_have_the_interval_of_a_stand_in(device, source):
     """vLLM multiplies 4-bit weights with Marlin's kernels, which were not measured; TensorRT-LLM's were."""
-    own, other = (decoded("llama-3.1-8b", device, "down_proj", quant="W4A16g128", library=name)
-                  for name in ("trtllm", "vllm"))  # fmt: skip
+    other = decoded("llama-3.1-8b", device, "down_proj", quant="W4A16g128", library="vllm")
     assert other.expectation_source.startswith(source)
     error = index().errors["gemm", "all", "another library"]
     low, high = (end / other.expected_time_s for end in (other.expected_low_s, other.expected_high_s))
     assert low <= max(error.short[0], error.long[0])
     assert high >= min(error.short[1], error.long[1])
-    assert high / low > 1.2 * own.expected_high_s / own.expected_low_s
+    assert high / low > 1.5
 
 
 def test_copies_to_experts_that_no_kernel_was_measured_for_say_so():

@@ -131,14 +131,14 @@ def select_fits(
     )
 
 
-def as_stand_in(selection: FitSelection, device: Device, asked: Implementation) -> FitSelection:
-    """Fits of another library with the error and the label of a stand-in for `asked`; others as they are."""
+def as_stand_in(selection: FitSelection, device: Device, implementation: Implementation) -> FitSelection:
+    """Fits of another library with the error and the label of a stand-in for an implementation; others as they are."""
     first = selection.fits[0]
-    if stand_in(first, asked) != ANOTHER_LIBRARY:
+    if stand_in(first, implementation) != ANOTHER_LIBRARY:
         return selection
-    error = _transfer_error(first.family, asked, source_class(first, device, asked))
+    error = _transfer_error(first.family, implementation, source_class(first, device, implementation))
     return replace(
-        selection, error=selection.error.or_wider(error), source=_source_label(selection.fits, device, asked)
+        selection, error=selection.error.or_wider(error), source=_source_label(selection.fits, device, implementation)
     )
 
 

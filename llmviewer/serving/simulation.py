@@ -186,11 +186,6 @@ def simulate(
         other_devices=[one.hardware for one in models if one.hardware],
     )  # fmt: skip
     device = setting.hardware if hardware is None else loaded(hardware)
-    _check_hits(
-        setting,
-        traffic,
-        "sessions or tasks, from which follow the" if call_source else "arrivals, a trace file with the",
-    )
     check_server_options(setting.engine, policy, max_batch, int(np.max(traffic.prompt + traffic.gen)))
     asked_block = block
     parsed_policy, block, engine_max_batch = scheduling_options(setting.engine, policy, block, device, setting.layout)
@@ -202,6 +197,9 @@ def simulate(
         autoscale=autoscale, scale_target=scale_target, seed=seed, replicas=replicas, prefill_replicas=prefill_replicas,
     )  # fmt: skip
     settings = [setting, *other_settings(models, setting, hardware or device, options)]
+    source = "sessions or tasks, from which follow the" if call_source else "arrivals, a trace file with the"
+    for one in settings:
+        _check_hits(one, traffic, source)
     run_options: dict[str, Any] = {
         "rules": rules,
         "traffic": traffic.with_acceptances([Steps(one).acceptance_probabilities for one in settings], seed),

@@ -19,6 +19,7 @@ from .parameters import (
     Algorithm,
     AttentionMode,
     KvLink,
+    KvTransfer,
     Mla,
     Parameter,
     declared,
@@ -504,6 +505,27 @@ class PassOptions(AccountingOptions, HostOptions, total=False):
             more="Of all layers or of the first ones: experts=36 (llama.cpp's --n-cpu-moe 36), layers=20, attention.",
             default="",
             metavar="PARTS",
+        ),
+    ]
+
+
+class TransferOptions(TypedDict, total=False):
+    """Transfers of KV caches between separate prefill and decode workers."""
+
+    kv_transfer: Annotated[
+        "str | None",
+        Parameter(
+            about="KV-cache transfer to decode workers: after the prefill, or layer by layer during it.",
+            more="If not given, after.",
+            choices=tuple(KvTransfer),
+        ),
+    ]
+    kv_link: Annotated[
+        "str | None",
+        Parameter(
+            about="Links of the KV-cache transfer: between nodes (else host links), or within a scale-up domain.",
+            more="If not given, scale-out.",
+            choices=tuple(KvLink),
         ),
     ]
 

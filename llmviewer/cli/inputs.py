@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import click
 
 from ..errors import InputError, suggest
-from ..options import DegreeOptions, LayoutOptions
+from ..options import DegreeOptions, LayoutOptions, TransferOptions
 from ..parameters import DEGREES, Algorithm, kind_of
 from . import options as shared
 
@@ -146,21 +146,12 @@ def disaggregation(command: _F) -> _F:
             ("layout", "DEGREES", "Layout of a {} worker, such as 'tp=4 pp=2'."),
         )
     ]
-    options.append(
-        click.option(
-            "--kv-transfer",
-            metavar="after|overlapped",
-            help="KV-cache transfer to decode workers: after the prefill, or layer by layer during it.",
-        )
-    )
-    options.append(
-        click.option(
-            "--kv-link",
-            metavar="scale-out|scale-up",
-            help="Links of the KV-cache transfer: between nodes (else host links), or within a scale-up domain.",
-        )
-    )
-    return shared.add_options(cast("_F", with_sides), *options)
+    return shared.add_options(transfers(cast("_F", with_sides)), *options)
+
+
+def transfers(command: _F) -> _F:
+    """Adds the options of transfers of KV caches."""
+    return shared.add_options(command, *(option(*each) for each in TransferOptions.__annotations__.items()))
 
 
 scenario = click.option(

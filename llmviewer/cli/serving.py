@@ -203,8 +203,7 @@ def _in_flight(_: click.Context, parameter: click.Parameter, value: str | None) 
     metavar="DEGREES",
     help="Layout of each prefill replica, such as 'tp=4'. Default: that of the others.",
 )
-@click.option("--kv-transfer", metavar="after|overlapped", help="As in analyze. Default: after.")
-@click.option("--kv-link", metavar="scale-out|scale-up", help="As in analyze. Default: scale-out.")
+@inputs.transfers
 @shared.latency_target("--ttft", "Target: maximum time to first token.", default=inf)
 @shared.latency_target("--tpot", "Target: maximum time per output token.", default=inf)
 @click.option(
@@ -403,10 +402,7 @@ def _percentile_target(name: str, help_text: str) -> Callable[[_F], _F]:
     multiple=True,
     help="With --disaggregated, devices that may prefill for any of --hardware. Default: the same device for both.",
 )
-@click.option("--kv-transfer", metavar="after|overlapped", help="With --disaggregated, as in analyze. Default: after.")
-@click.option(
-    "--kv-link", metavar="scale-out|scale-up", help="With --disaggregated, as in analyze. Default: scale-out."
-)
+@inputs.transfers
 @shared.choice(
     "--by",
     choices=("cost", "energy", "devices"),

@@ -704,7 +704,7 @@ def test_matrix_ceiling_is_at_least_the_fastest_measured_product():
 @pytest.mark.parametrize("cache", [2**20, 40e6, 50e6, 96 * 2**20, 384e6])
 def test_the_longest_stream_is_one_of_the_memory(cache):
     last = sizes("cpu", cache)[-1]
-    assert 4 * cache <= last < 17 * cache
+    assert 4 * cache <= last <= 4 * cache + 2**16
     assert "memory.bandwidth" in rates([Ceiling(what="triad", size=last // 12 * 12, value=1.0, unit="B/s")], kind="gpu",
                                        cache=cache)  # fmt: skip
 
@@ -1102,11 +1102,11 @@ def test_the_whole_loop_on_this_cpu(capsys, tmp_path, monkeypatch, request):
     monkeypatch.setattr(timing, "perf_counter", process_time)
     monkeypatch.setattr(timing, "_interruptions", lambda: 0)
     folder = tmp_path / "measured"
-    arguments = ["measure", "--backend", "cpu", "--minutes", "0.3", "--family", "gemm", "--model", "smollm2-135m",
+    arguments = ["measure", "--backend", "cpu", "--minutes", "0.15", "--family", "gemm", "--model", "smollm2-135m",
                  "--model", "smollm2-360m", "-o", str(folder)]  # fmt: skip
     profile, rows = folder / "profile.yaml", 0
     calibration = ["calibrate", str(folder / "gemm.parquet"), "-o", str(profile)]
-    for _ in range(6):
+    for _ in range(12):
         assert main(arguments) == 0
         out = capsys.readouterr().out
         if not (folder / "gemm.parquet").exists():  # other programs had the cores all the time
@@ -1116,7 +1116,7 @@ def test_the_whole_loop_on_this_cpu(capsys, tmp_path, monkeypatch, request):
         # Enough rows of one kernel and data type, and not too many of them disturbed.
         with monkeypatch.context() as patched:
             patched.setenv("LLMVIEWER_HARDWARE_PATH", str(folder / "hardware"))
-            if rows >= 60 and "llmviewer calibrate" in out and main(calibration) == 0:
+            if rows >= 40 and "llmviewer calibrate" in out and main(calibration) == 0:
                 break
     assert "bandwidth [GB/s]" in out
     assert "## Ceilings" in (folder / "report.md").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from math import ceil
 from time import perf_counter
 from typing import Any, Final
 
@@ -115,15 +116,16 @@ def _streams(device: str, timed: _Timed, cache: float) -> Iterator[Ceiling]:
 
 
 def sizes(device: str, cache: float) -> list[int]:
-    """Sizes of streams, up to the first one that measures memory; on a GPU also _LONGEST. [B]"""
+    """Sizes of streams: each four times the one before, the last just large enough for all streams to measure memory;
+    on a GPU also _MAX_STREAM_BYTES. [B]
+    """
+    last = max(ceil(_MEMORY_STREAM_RATIO * cache / _MIN_STREAM_BYTES), 1) * _MIN_STREAM_BYTES
     stream_sizes = [_MIN_STREAM_BYTES]
-    while stream_sizes[-1] < _MEMORY_STREAM_RATIO * cache:
-        stream_sizes.append(4 * stream_sizes[-1])
-    return (
-        [*stream_sizes, _MAX_STREAM_BYTES]
-        if device == "cuda" and stream_sizes[-1] < _MAX_STREAM_BYTES
-        else stream_sizes
-    )
+    while stream_sizes[-1] < last:
+        stream_sizes.append(min(4 * stream_sizes[-1], last))
+    if device == "cuda" and last < _MAX_STREAM_BYTES:
+        stream_sizes.append(_MAX_STREAM_BYTES)
+    return stream_sizes
 
 
 def _stream(name: str, a: Any, *others: Any) -> Call:

@@ -159,7 +159,7 @@ def test_tails_on_spot_instances_are_shorter_where_state_is_kept():
     """SpotServe (arXiv:2311.15566) has a P99 latency 2.4 to 9.1 times lower than the best systems before, for GPT-20B
     and others on four T4 a node. Its artifact (github.com/Hsword/SpotServe) has a notice of 30 s, nodes that send over
     50 Gbit/s, and 0.5 s beside the estimated transfer of KV caches and parameters (elastic-switch/scheduler). Systems
-    that lose requests load a model from disk anew, for a time that neither paper nor artifact has: at least 12 s, at
+    that lose requests load a model from disk anew, for a time that the artifact does not have: at least 12 s, at
     the 9.5 Gbit/s of the node's volumes (docs.aws.amazon.com, g4dn.12xlarge), and two minutes for gains of that size.
     """
     setting = Setting.of("gpt-neox-20b", "t4", tp=4, pp=3, bound=True)

@@ -103,6 +103,10 @@ def test_a_change_of_bits_gives_the_numbers_of_the_command_line(page, server):
     assert cards(page)["TPOT"] == seconds(
         printed("llama-3.1-8b", "h100-sxm", "--quant", "W4A16g128", "--batch", "32")["tpot_s"]
     )
+    open_page(page, f"{server}{PLAIN}&batch=16")
+    fill(page, "batch", "1")  # the value before the link was read
+    assert cards(page)["TPOT"] == seconds(before["tpot_s"])
+    assert "batch" not in page.url
 
 
 def test_a_node_a_row_and_a_point_show_their_operator(page, server):
@@ -701,13 +705,25 @@ def test_serving_is_simulated_point_by_point_until_it_is_stopped(page, server):
     page.wait_for_selector("#serving-front .scatterlayer .points path")
     row = page.locator(".serving table tbody tr >> nth=0")
     assert row.inner_text().startswith("h100-sxm tp=2")
-    page.fill("#tpot", "1")
-    page.press("#tpot", "Enter")
+    page.focus("#tpot-slider [role=slider]")
+    page.keyboard.press("Home")
+    page.wait_for_function("document.querySelector('.serving').innerText.includes('TPOT 1.00 ms')")
+    assert page.input_value("#tpot") == "1"
     page.fill("#ttft", "1")
     page.press("#ttft", "Enter")
     page.wait_for_function("document.querySelector('.serving').innerText.includes('TTFT 1.00 ms')")
     assert "ttft=1" in page.url
     assert page.inner_text("#serving-progress") == "5 of 5 points"  # which the browser kept
+    assert not page.locator("#rates").is_visible()
+    page.click("#load label:has-text('rates')")
+    fill(page, "rates", "20, 5")
+    page.wait_for_function("document.querySelector('#serving-progress').innerText === '2 of 2 points'")
+    page.fill("#ttft", "2048")
+    page.press("#ttft", "Enter")
+    fill(page, "tpot", "64")
+    page.wait_for_function("document.querySelector('.serving table')?.innerText.includes('arrivals/s')")
+    assert page.locator(".serving table tbody tr").all_inner_texts()[-1].split("\t")[:2] == ["h100-sxm tp=2", "20"]
+    assert "--rate " in page.inner_text(".serving")
 
 
 def test_sessions_are_simulated_and_a_point_has_its_report(page, server):

@@ -242,6 +242,18 @@ for (const [namespace, bundle] of Object.entries(window.llmviewerBundles || {}))
 
 document.addEventListener("submit", (event) => event.preventDefault()); // Enter in a field only changes the field
 
+const applyNumber = ({ type, key, target: input }) => { // dcc.Input compares a number with that of an earlier event, and may ignore it
+  if (!(input instanceof HTMLInputElement) || input.type !== "number" || !input.id || (type === "keyup" && key !== "Enter")) return;
+  setTimeout(() => { // after its own handlers
+    const layout = window.dash_component_api.getLayout(input.id);
+    if (!input.isConnected || !layout || !input.checkValidity()) return;
+    const value = input.value === "" ? null : Number(input.value);
+    if ((layout.props.value ?? null) !== value) window.dash_clientside.set_props(input.id, { value });
+  }, 0);
+};
+document.addEventListener("keyup", applyNumber);
+document.addEventListener("focusout", applyNumber);
+
 const checkFileSize = (event) => { // dcc.Upload ignores files that are too large without an error
   const place = event.target.closest("[data-most]");
   const [file] = (event.dataTransfer || event.target).files || [];

@@ -949,6 +949,16 @@ def test_groups_of_neurons_are_chosen_by_one_linear():
     assert held[0] - held[1] == 32 * 2 * router
 
 
+def test_a_multiplicative_layer_and_a_convolution_are_a_projection():
+    """64 modules of 64 columns: as many OPs as the matrix, and few weights."""
+    found, bare = setting("multiplicative:modules=64,kernel=3"), setting()
+    held = weight_bytes(bare.graph) - weight_bytes(found.graph)
+    assert held == 2 * 32 * 3 * (4096**2 - 2 * 64 * 4096 - 9 * 64**2)
+    more = plan_of(found, "decode", step(), "ops") - plan_of(bare, "decode", step(), "ops")
+    assert more == 32 * 3 * (4096 * 64 + 2 * 9 * 64 * 64**2)
+    assert "not split among the ranks of tp=2" in refused("multiplicative", layout="tp=2")
+
+
 def test_blocks_of_zeros_are_neither_read_nor_computed():
     found, bare = setting("pruning:sparsity=0.75,format=blocks,block=32"), setting()
     asked = Workload.prefill(batch=1, prompt=64)
@@ -1754,6 +1764,7 @@ CHANGES = {  # - lowers, = conserves, + raises, ? depends: OPs, weights, activat
     "window:size=512": "-=== -==- =-= =--",
     "lora": "+++= +++= +=+ =++",
     "low-rank": "--+= --+= -== =-?",
+    "multiplicative": "+-+= +-+= -=? =+?",
     "pruning": "==== ==== === ===",
     "quantized:scheme=quarot": "+=+= +=+= ==+ =++",
     "sparsity": "--== --== -== =--",
@@ -1790,7 +1801,8 @@ REPLICATED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("asked", [name for name in CHANGES if overrides(parse_technique(name), "network", "lowered")])
+@pytest.mark.parametrize("asked", [name for name in CHANGES if overrides(parse_technique(name), "network", "lowered")
+                                   and name != "multiplicative"])  # fmt: skip
 def test_ranks_of_tensor_parallelism_divide_every_product(asked):
     """Two ranks together do the OPs of one, and again those of the products that are named above."""
     workload = Workload.decode(batch=4, kv_len=513)

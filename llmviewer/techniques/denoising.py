@@ -29,8 +29,8 @@ class Denoising(Technique):
     arXiv:2202.00512, arXiv:2210.03142 (distillation of steps and of guidance).
     Use when: the model is a diffusion model of images (Stable Diffusion, SDXL, FLUX, PixArt, DiT) or a diffusion
     language model (LLaDA, Dream): a single pass is one step.
-    Not modeled: encoders of text, the autoencoder, the choice of tokens between passes, and caches of finished blocks
-    (arXiv:2505.22618).
+    Not modeled: decoders that are not autoregressive beside an encoder (mask-predict), encoders of text, the
+    autoencoder, the choice of tokens between passes, and caches of finished blocks (arXiv:2505.22618).
     """
 
     kind = Kind.DECODING

@@ -28,7 +28,7 @@ _MULTIPLE: Final = 16  # ranks are multiples of this
 
 
 @frozen(kw_only=True)
-class _OnLinears(Technique):
+class OnLinears(Technique):
     """A technique on the linears of layers whose names match `targets`."""
 
     kind = Kind.COMPRESSION
@@ -73,7 +73,7 @@ class _OnLinears(Technique):
 
 @technique("low-rank")
 @frozen(kw_only=True)
-class LowRank(_OnLinears):
+class LowRank(OnLinears):
     """Low-rank factorization (SVD-LLM, ASVD): a matrix becomes a product of two thin ones.
 
     Effect: a linear of n x k becomes two, of rank x k and n x rank, with a tensor of width rank between them.
@@ -148,7 +148,7 @@ class Thin(Linear):
 
 @technique("lora")
 @frozen(kw_only=True)
-class Lora(_OnLinears):
+class Lora(OnLinears):
     """LoRA adapters: two thin matrices beside each linear, merged into it or run separately, for one or many models.
 
     Effect: unmerged, each linear has two thin ones beside it, the second of which adds to its result. A pass reads the

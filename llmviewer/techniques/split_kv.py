@@ -33,7 +33,8 @@ class SplitKv(Technique):
     x splits / cores).
     Source: arXiv:2404.14294, section 6.1.1; pytorch.org/blog/flash-decoding (2023).
     Use when: batches are small and contexts long, so that one core per key head would leave most cores idle. The
-    expected time has the gain; the bound assumes that all cores are busy and shows only the cost.
+    expected time has the gain. The bound may not: it holds for any kernel, and a kernel can split keys, or the elements
+    of a head, among all cores whatever the batch; so it assumes that all are busy, and shows only the cost.
     Limits: no gain if batch x key heads is at least the number of cores.
     """
 

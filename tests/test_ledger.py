@@ -332,8 +332,8 @@ def test_q_s0_06_a_task_that_knows_its_experts_holds_no_others(tmp_path):
 
 def test_q_s0_07_experts_in_every_second_layer_compute_half_as_much(tmp_path):
     """V-MoE (arXiv:2106.05974): L/16 with 2 of 32 experts in every second layer equals ViT-H/14 at half the compute;
-    they have 3446.0 and 14705.1 million parameters, with biases and the classifier. The largest one's 48 layers of width
-    1408 are recalled, not sourced; they make its total to 0.3 %.
+    they have 3446.0 and 14705.1 million parameters, with biases and the classifier. The 48 layers of width 1408 of the
+    largest are recalled, not sourced; they make its total to 0.3 %.
     """
 
     def vision(hidden, layers, inner):
@@ -354,8 +354,8 @@ def test_q_s0_07_experts_in_every_second_layer_compute_half_as_much(tmp_path):
 
 @pytest.mark.slow("serves saturated loads")
 def test_q_s2_02_chunked_prefill_gains_up_to_a_third():
-    """Sarathi (arXiv:2308.16369): LLaMA-13B on an A6000, chunks of 256, 6 sequences of 1024 tokens: its 1.33 times is at
-    50 prompt tokens for one of output, which it says to be C / (B - 1) = 256 / 5; so the gain peaks. 1.39 is expected.
+    """Sarathi (arXiv:2308.16369): LLaMA-13B on an A6000, chunks of 256, 6 sequences of 1024 tokens: its 1.33 times is
+    at 50 prompt tokens for one of output, by its rule C / (B - 1) = 256 / 5, where the gain peaks. 1.39 is expected.
     """
     gains = []
     for gen in (205, 64, 20, 10):
@@ -729,7 +729,7 @@ def test_q_s4_13_no_engine_beats_the_bound():
 
 
 def test_q_s4_13_no_server_beats_the_bound_of_its_mean_lengths():
-    """6.78, 7.11, 10.29 and 5.87 requests per second of ShareGPT, of 161 and 338 tokens (arXiv:2309.06180, figure 11)."""
+    """5.87 to 10.29 requests per second of ShareGPT, of 161 and 338 tokens on average (arXiv:2309.06180, figure 11)."""
     most = max_throughput("llama-2-7b", A100, engine="vllm", prompt_lengths=161, gen_lengths=338)
     assert 10.29 < most.expected.tokens_per_s / 338 < most.bound.tokens_per_s / 338 < 20
 

@@ -128,7 +128,9 @@ SCHEMES: Final = {
     "bitnet-b1.58": Method(quant="W1.58A8", source="arXiv:2402.17764: ternary weights, 8-bit activations"),
     "tsld": Method(quant="W1.58A16", source="arXiv:2308.06744: ternary weights"),
     "llm-qat": Method(quant="W4A8KV4", source="arXiv:2305.17888: weights and cache in 4 bits"),
-    "flexgen": Method(quant="W4g64A16KV4g64", source="arXiv:2303.06865: groups of 64 (flexgen/flex_opt.py); see also --offload"),
+    "flexgen": Method(
+        quant="W4g64A16KV4g64", source="arXiv:2303.06865: groups of 64 (flexgen/flex_opt.py); see also --offload"
+    ),
     "atom": Method(quant="W4A4KV4", outliers=0.03, source="arXiv:2310.19102: 128 of 4096 columns stay apart, recalled"),
     "llm-fp4": Method(quant="Wmxfp4Amxfp4", source="arXiv:2310.16836: fp4; scales as those of MXFP4"),
     "wkvquant": Method(quant="W4A16KV4", source="arXiv:2402.12065"),

@@ -218,9 +218,9 @@ def test_engines_without_host_kernels_are_refused():
 
 def test_misfit_report_suggests_the_host_layers_that_fit():
     analysis = analyze("qwen3-30b-a3b", "rtx-2080", quant="Q4_K_M", engine="llama.cpp", host="core-i9-10900x",
-                       on_host="experts=31")  # fmt: skip
+                       on_host="experts=28")  # fmt: skip
     assert not analysis.memory.fits
-    assert "fits with --on-host experts=34" in " ".join(str(analysis).split())
+    assert "fits with --on-host experts=31" in " ".join(str(analysis).split())
 
 
 def test_launch_command_places_host_layers_and_experts():

@@ -103,7 +103,7 @@ def test_unknown_link_key_suggests_the_right_key():
     assert told == {
         "?hw=h100": ("link: no setting 'hw'; in a link it is on",),
         "?kv-len=3": ("link: no setting 'kv-len'; in a link it is context",),
-        "?batches=3": ("link: no setting 'batches'; did you mean batch?",),
+        "?batches=3": ("link: no setting 'batches'; did you mean batch or rates?",),
     }
 
 

@@ -83,8 +83,9 @@ def of_trace(events: Iterable[Any], path: Path, *, rank: int | None = None) -> R
 
 
 def _is_module(event: dict[str, Any]) -> bool:
-    name = event.get("name")
-    return isinstance(name, str) and name.startswith(_MODULE) and len(name) <= _MAX_MODULE_CHARS
+    """Whether a function of Python is the call of a module, with the times that a cut one lacks."""
+    name, timed = event.get("name"), isinstance(event.get("dur"), int | float)
+    return timed and isinstance(name, str) and name.startswith(_MODULE) and len(name) <= _MAX_MODULE_CHARS
 
 
 def _args(event: dict[str, Any]) -> dict[str, Any]:

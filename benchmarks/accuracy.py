@@ -204,7 +204,7 @@ def main() -> None:
     subprocess.run([sys.executable, "-m", "llmviewer.expectation.index"], check=True, cwd=ROOT)
     sections = [
         *_carried(every_way),
-        *_few_shapes(fits),
+        *_few_shapes(),
         *_worth(sample_errors, near),
         *_scaling(agreements),
         *_violations(groups),
@@ -406,7 +406,7 @@ def _carried(moved: list[Moved]) -> list[str]:
     return [*lines, ""]
 
 
-def _few_shapes(fits: list[KernelFit]) -> list[str]:
+def _few_shapes() -> list[str]:
     lines = [
         "## Few shapes",
         "",
@@ -421,8 +421,7 @@ def _few_shapes(fits: list[KernelFit]) -> list[str]:
     errors = transfer_errors()
     for name in FAMILY_TABLES:
         for count, source in FEW_SHAPES.items():
-            fits_of_family = fits if name in TABLES else index().fits
-            number = sum(fit.family == name and fit.shape_families == count for fit in fits_of_family)
+            number = sum(fit.family == name and fit.shape_families == count for fit in index().fits)
             if error := errors.get((name, "all", source)):
                 numbers = f"{_percent(error.mape)} | {_percent(error.median)}"
                 lines.append(

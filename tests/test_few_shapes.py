@@ -65,6 +65,15 @@ def test_few_shapes_error_defaults_to_the_held_out_error():
     assert few_shapes_error("no such family", 1, own) is own
 
 
+def test_operators_measured_with_few_shapes_have_the_error_of_like_kernels():
+    few = [fit for fit in index().fits if fit.family in ("scan", "attention_layer") and fit.shape_families]
+    assert {fit.family for fit in few} == {"scan", "attention_layer"}
+    for fit in few:
+        assert fit.held_out == index().errors[fit.family, "all", FEW_SHAPES[fit.shape_families]]
+    wide = index().errors["attention_layer", "all", "one shape family"].long
+    assert wide[1] / wide[0] > 1.5  # rows held out at random within one family said 1.2 and less
+
+
 def test_source_and_profile_state_the_number_of_shapes(tmp_path):
     many = next(fit for fit in shipped() if fit.family == "moe" and fit.device == "h100-sxm" and not fit.shape_families)
     few = replace(many, shape_families=1)

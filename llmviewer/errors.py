@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from typing import Final
 
 _MAX_WORD_CHARS: Final = 200  # characters without a space: paths and names are shorter
@@ -66,6 +65,8 @@ def suggest(typed_name: str, valid_names: Iterable[str], targets: Mapping[str, s
 
     targets  what each name stands for, if things have several names: each thing is suggested once
     """
+    from difflib import get_close_matches  # only errors need it
+
     names, lowered = list(valid_names), typed_name.lower()
     longer_names = [name for name in names if lowered and name.startswith(lowered)]
     same_beginning = sorted(longer_names, key=lambda name: (len(name), name))

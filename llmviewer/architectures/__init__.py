@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -73,6 +72,8 @@ def build(config: Section, fmt: Format) -> tuple[Graph, tuple[str, ...]]:
 
 def _unknown(config: Section, model_type: str) -> str:
     """The error for an unknown architecture: the nearest ones, and what else to do."""
+    from difflib import get_close_matches
+
     from ._kinds import kind_of
     from ._nearest import class_name, nearest_family
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import gc
 import io
@@ -80,6 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     argv = list(sys.argv[1:] if arguments is None else arguments)
     gc.set_threshold(_GC_THRESHOLD)
+    atexit.register(gc.freeze)  # what ends with the process need not be searched for garbage first
     if not set(argv[:1]) & _MATRIX_COMMANDS:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     sys.stdout, sys.stderr = sys.stdout or _Closed(), sys.stderr or io.StringIO()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
@@ -378,7 +377,11 @@ def shows_colors() -> bool:
 
 def terminal_columns() -> int:
     """Columns of the terminal, or of the variable COLUMNS; 0 without either."""
-    return shutil.get_terminal_size()[0] if sys.stdout.isatty() or "COLUMNS" in os.environ else 0
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        return 0
+    from shutil import get_terminal_size  # which imports compressors too
+
+    return get_terminal_size()[0]
 
 
 def width(output: Path | None = None) -> int:

@@ -33,9 +33,9 @@ from .trend import Trend
 
 PATH: Final = FOLDER / "index.json"
 _LABELS: Final = ("device", "family", "variant", "rows", "version", "shape_families", "held_out_mape")
-_NUMBERS: Final = ("parameters", "sizes", "fit_mape", "held_out")
+_NUMBER_KEYS: Final = ("parameters", "sizes", "fit_mape", "held_out")
 _BETWEEN: Final = ",\n"
-_NUMBERS_START, _TRENDS_START, _END = b'\n],\n"numbers": [\n', b'\n],\n"trends": [\n', b"\n]\n}\n"
+_NUMBERS, _TRENDS = b'"numbers": [\n', b'"trends": [\n'
 
 
 @frozen(kw_only=True)
@@ -72,7 +72,7 @@ class _IndexedFit(KernelFit):
 
     @cached_property
     def _numbers(self) -> Mapping[str, Any]:
-        numbers: dict[str, Any] = json.loads(self._numbers_line)
+        numbers: dict[str, Any] = json.loads(self._numbers_line.removesuffix(b",\n"))
         return numbers
 
     @cached_property
@@ -93,23 +93,24 @@ class _IndexedFit(KernelFit):
 
     @cached_property
     def trend(self) -> Trend | None:
-        document = json.loads(self._trend_line)
+        document = json.loads(self._trend_line.removesuffix(b",\n"))
         return Trend.of(document) if document else None
 
 
 @cache
 def index() -> ProfileIndex:
     """Index of the shipped profiles."""
-    first, _, rest = PATH.read_bytes().partition(_NUMBERS_START)
-    document = json.loads(first + b"]}")
+    with PATH.open("rb") as file:
+        lines = file.readlines()
+    first = lines.index(_NUMBERS)
+    document = json.loads(b"".join(lines[:first]).removesuffix(b",\n") + b"}")
     if document["sizes"] != _sizes():
         devices = {fit.device: find_device(fit.device) for fit in shipped()}
         return ProfileIndex(fits=FitGroup(shipped()), devices=devices, errors=transfer_errors())
-    numbers_lines, trend_lines = (part.split(b",\n") for part in rest.removesuffix(_END).split(_TRENDS_START))
     implementations = [Implementation(**names) for names in document["implementations"]]
-    rows = zip(document["fits"], numbers_lines, trend_lines, strict=True)
+    rows = zip(document["fits"], lines[first + 1 :], lines[lines.index(_TRENDS) + 1 :], strict=False)
     return ProfileIndex(
-        fits=FitGroup(_IndexedFit.of(implementations[place], labels, *lines) for (place, *labels), *lines in rows),
+        fits=FitGroup(_IndexedFit.of(implementations[place], labels, *each) for (place, *labels), *each in rows),
         devices={k["name"]: DeviceTraits(**k) for k in document["devices"]},
         errors={(name, dtype, near): Error.of(error) for name, dtype, near, error in document["errors"]},
     )
@@ -151,7 +152,7 @@ def to_json() -> str:
     parts: dict[str, list[Any]] = {"devices": facts, "errors": errors}
     parts["implementations"] = [{f.name: getattr(one, f.name) for f in fields(one)} for one in implementations]
     parts["fits"] = labels
-    parts["numbers"] = [{name: entry[name] for name in _NUMBERS if name in entry} for entry in entries]
+    parts["numbers"] = [{name: entry[name] for name in _NUMBER_KEYS if name in entry} for entry in entries]
     parts["trends"] = [entry.get("trend") for entry in entries]
     lists = (f'"{key}": [\n{_BETWEEN.join(map(_compact, items))}\n]' for key, items in parts.items())
     sizes = f'"sizes": {_compact(_sizes())}'

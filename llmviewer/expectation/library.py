@@ -53,6 +53,7 @@ class Library:
             self.fits_by_family = by_family(self.fits)
         self.requested_library = library
         self.fits_on_device = [fit for fit in self.fits if fit.device == hardware.name]
+        self._on_device_by_family = by_family(self.fits_on_device)
         self._implementations: dict[tuple[str, Implementation, bool], tuple[Implementation, ...]] = {}
 
     @cached_property
@@ -130,7 +131,8 @@ class Library:
         key = (kernel.family, kernel.implementation, plain)
         if key not in self._implementations:
             implementation, several = kernel.implementation, kernel.family not in LIBRARY_INDEPENDENT
-            alike = [fit for fit in self.fits_on_device if _same_work(fit, kernel, plain=plain)]
+            on_device = self._on_device_by_family.get(kernel.family, ())
+            alike = [fit for fit in on_device if _same_work(fit, kernel, plain=plain)]
             mine = [fit for fit in alike if fit.implementation.library == implementation.library]
             implementations: tuple[Implementation, ...] = ()
             if several and not mine:

@@ -40,7 +40,8 @@ servers on rented devices regularly and publishes their throughput. {count:,} of
 {models}
 
 `tests/inferencex.csv` has each with its date, `tests/inferencex.py` its sources and how they are compared. **Nothing
-was fitted to them.**
+was fitted to them** but TensorRT-LLM's host time of a launch in prefills and the [intervals of
+servers](#intervals-of-servers), to half of them.
 
 **None serves more than the bound**: the closest reaches {closest:.0%} of it. Half of the expected throughputs are
 within {half:.0%} of the measured one, and {quarter:.0%} are within a quarter; of the decode steps of

@@ -62,6 +62,17 @@ def frozen(cls: type[T] | None = None, /, *, kw_only: bool = False, eq: bool = T
     return _frozen(cls, kw_only=kw_only, eq=eq, described=repr)
 
 
+def copied(record: T, **changes: object) -> T:
+    """`dataclasses.replace` of a record without `__post_init__`, at a quarter of its time; names are not checked."""
+    cls: type[T] = record.__class__
+    copy, state = cls.__new__(cls), record.__dict__
+    values = copy.__dict__
+    for name in cls.__dataclass_fields__:  # type: ignore[attr-defined]  # not what cached properties hold
+        values[name] = state[name]
+    values.update(changes)
+    return copy
+
+
 def _frozen(cls: type[T], *, kw_only: bool, eq: bool, described: bool) -> type[T]:
     """Gives `cls` the fields of its annotations, and the methods that it lacks."""
     members = _inherited(cls) | _declared(cls, kw_only=kw_only)

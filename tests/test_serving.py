@@ -22,6 +22,7 @@ from llmviewer.serving.kv_cache import Blocks
 from llmviewer.serving.lengths import PUBLISHED, parse_lengths
 from llmviewer.serving.outcome import summary
 from llmviewer.serving.policy import POLICIES, parse_policy
+from llmviewer.serving.scheduler import Scheduler
 from llmviewer.serving.server import _steps_until, serve
 from llmviewer.serving.simulation import simulate
 from llmviewer.serving.steady import steady
@@ -144,6 +145,25 @@ def test_preempted_requests_are_recomputed_and_generate_every_token(tight):
     assert 0.9 * found.usage.room_bytes < found.usage.peak_bytes <= found.usage.room_bytes
     assert found.preempted[0] == 0  # the first that came is never sent away
     assert not np.any(np.isnan(found.finish_s))
+
+
+@pytest.mark.parametrize("policy", ["prefill-first", "chunked:128", "decode-first"])
+def test_a_head_of_the_queue_without_room_is_tried_again_as_soon_as_it_could_be_admitted(tight, policy, monkeypatch):
+    prompts, gens = parse_lengths("uniform:200-900", "prompts"), parse_lengths("uniform:1-300", "gens")
+    requests = poisson(rate=40, prompts=prompts, gens=gens, requests=100, generator=np.random.default_rng(3))
+    found = served(tight, requests, policy)
+    assert found.usage.full_s + found.usage.crowded_s > 0
+    admit = Scheduler.admit_waiting
+
+    def always_tried(self, now_s):
+        self._blocked = -1, -1, ""
+        admit(self, now_s)
+
+    monkeypatch.setattr(Scheduler, "admit_waiting", always_tried)
+    monkeypatch.setattr(Scheduler, "max_used_bytes", Scheduler.used_bytes)
+    tried = served(tight, requests, policy)
+    assert np.array_equal(tried.finish_s, found.finish_s)
+    assert tried.usage == found.usage
 
 
 def test_draining_policies_never_preempt(tight):

@@ -1,11 +1,17 @@
 """Measured kernels that stand in for one that was not measured: rules that left-out rows confirm."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
-from llmviewer.expectation.device import find_device
+from llmviewer.devices.files import hardware_names, load_hardware
+from llmviewer.errors import InputError
+from llmviewer.expectation import transfer
+from llmviewer.expectation.device import device_of, find_device
+from llmviewer.expectation.device_similarity import generation
 from llmviewer.expectation.families import Implementation
+from llmviewer.expectation.index import index
 from llmviewer.expectation.profile import shipped
 from llmviewer.expectation.scaling import scaled_parameters
 from llmviewer.expectation.transfer import select_fits, similarity_class
@@ -73,3 +79,20 @@ def test_elementwise_kernels_keep_the_l2_to_memory_bandwidth_ratio_across_archit
     moving = next(fit for fit in shipped() if fit.family == "elementwise" and fit.device == "h200-sxm")
     scaled = scaled_parameters(find_device("rtx-pro-6000"), moving)
     assert scaled["lambda"] == moving.parameters["lambda"]
+
+
+def test_devices_that_are_alike_in_what_matters_use_the_fits_that_each_would_select_by_itself():
+    fits = index().fits
+    like = {(fit.family, fit.implementation): fit for fit in fits[::47]}
+    shipped_devices = map(load_hardware, hardware_names()[::4])
+    devices = [device_of(one) for one in shipped_devices if {"cores.count", "l2.capacity"} <= one.numbers.keys()]
+    assert 4 < len({generation(device) for device in devices}) < len(devices) / 2
+    for family, implementation in like:
+        for device in devices:
+            try:
+                alone = transfer._selected(family, device, implementation, fits, unknown=False)
+            except InputError as error:
+                with pytest.raises(InputError, match=re.escape(str(error))):
+                    select_fits(family, device, implementation, fits)
+            else:
+                assert select_fits(family, device, implementation, fits) == alone

@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..forms import Feature, Form, Num, Stream
 from ..graph import Graph
 from ..operators.base import Operator, Work
-from ..records import frozen
+from ..records import copied, frozen
 from ..resource import Resource, Unit
 from ..roofline import Lane, OperatorEstimate, Plan, PlannedOperator, lane, occupied_resource
 from ..workload import Workload
@@ -148,7 +148,7 @@ class WorkCache:
         """The graph with one operator for all that are equal, also those of others."""
         return Graph(
             tuple(
-                replace(block, operators=tuple(self._row(op, block.stream).op for op in block.operators))
+                copied(block, operators=tuple([self._row(op, block.stream).op for op in block.operators]))
                 for block in graph.blocks
             )
         )
@@ -214,7 +214,7 @@ def device_estimates(rows: Sequence[OperatorEstimate], graph: Graph, row: int) -
             device_amounts: dict[str, Any] = {name: row_of(getattr(each, name), row) for name in _AMOUNTS}
             busy = {resource: row_of(values, row) for resource, values in each.busy_s.items()}
             amounts[id(each.busy_s)] = device_amounts | {"busy_s": busy}
-    return [replace(each, operator=op, **amounts[id(each.busy_s)]) for each, (_, op) in zip(rows, graph, strict=True)]
+    return [copied(each, operator=op, **amounts[id(each.busy_s)]) for each, (_, op) in zip(rows, graph, strict=True)]
 
 
 def row_of(values: Num, row: int) -> Num:

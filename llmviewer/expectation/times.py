@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, reduce
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
 from ..devices.hardware import Hardware
 from ..errors import InputError
-from ..records import frozen
+from ..records import copied, frozen
 from ..transforms.offload import HOST
 from .device import Device
 from .distinct import distinct_shapes
@@ -40,13 +40,14 @@ _POINTS_PER_BATCH: Final = 1 << 11  # points that are evaluated together: few en
 _CROWDS: Final = (0.0, 0.25, 2.0)
 
 
-class KernelBounds(NamedTuple):
+@frozen
+class KernelBounds:
     """A kernel and the bounds of its operators by workload; it runs where the bound is above 0."""
 
     kernel: LibraryKernel
     bound: Array
 
-    @property
+    @cached_property
     def chosen(self) -> Array:
         """Mask of the workloads in which the kernel runs."""
         where, works = self.kernel.where, self.bound > 0
@@ -138,11 +139,11 @@ class KernelTimes(Library):
             " or ".join(expectation.source for expectation, _ in alternatives),
         )
         name = f"{kernel.family} {types} {sources}"
-        best = _best(alternatives, columns, starts)
+        best = _best(alternatives, starts)
         all_points = ExpectedLaunch.of(best.found, (name,))
         for one, start, end, source in zip(kernels, starts, ends, best.sources, strict=True):
             times: dict[str, Any] = {key: _placed(getattr(all_points, key)[start:end], one.chosen) for key in _TIMES}
-            yield replace(all_points, source=source, **times)
+            yield copied(all_points, source=source, **times)
 
     def _alternative(
         self, kernel: LibraryKernel, implementation: Implementation, columns: Mapping[str, Array]
@@ -250,7 +251,6 @@ class _Alternative:
         cls,
         expectation: Expectation,
         fit: KernelFit,
-        columns: Mapping[str, Array],
         *,
         release: int,
         starts: Sequence[int],
@@ -258,8 +258,7 @@ class _Alternative:
         """Alternative with the times of one fitted kernel; the shapes of each kernel in the query begin at one of
         `starts`.
         """
-        shape = expectation.expected.shape
-        beyond = np.broadcast_to(fit.beyond(columns), shape)
+        shape, beyond = expectation.expected.shape, expectation.beyond
         wide = (beyond > 0) & has_extrapolation_error(fit.family)
         far = 2 * np.add.reduceat(wide.astype(int), starts) >= np.diff([*starts, len(beyond)])
         return cls(
@@ -308,15 +307,13 @@ def _with_remark(source: str, remark: str) -> str:
     return source if not remark or remark in source else f"{source}; {remark}"
 
 
-def _best(
-    alternatives: Sequence[tuple[Expectation, KernelFit]], columns: Mapping[str, Array], starts: Sequence[int]
-) -> _Alternative:
+def _best(alternatives: Sequence[tuple[Expectation, KernelFit]], starts: Sequence[int]) -> _Alternative:
     """Combines the kernels of each library, then those of all libraries."""
     releases = sorted({fit.release for _, fit in alternatives}, reverse=True)
     libraries: dict[str, _Alternative] = {}
     for expectation, fit in alternatives:
         release = releases.index(fit.release)
-        one = _Alternative.of(expectation, fit, columns, release=release, starts=starts)
+        one = _Alternative.of(expectation, fit, release=release, starts=starts)
         best_of_library = libraries.get(one.library)
         libraries[one.library] = best_of_library.or_better(one, starts) if best_of_library else one
     return reduce(lambda one, other: one.or_better(other, starts), libraries.values())

@@ -10,17 +10,23 @@ measured device without its own rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, lru_cache
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 
 from ..errors import InputError
 from ..records import frozen
 from .device import Device
-from .device_similarity import device_distance, generation, generations_between, has_half_rate_matrix_units
+from .device_similarity import (
+    device_distance,
+    generation,
+    generations_between,
+    has_half_rate_matrix_units,
+    matrix_instructions,
+)
 from .families import FAMILIES, Family, Implementation
 from .families._family import EAGER, Array, Parameters, Shapes
 from .formats import EQUAL_COST_TYPES, STAND_IN_TYPES
@@ -70,6 +76,7 @@ class Expectation:
     """Expected times of launches, as arrays. [s]
 
     fixed   the part of the expected time that does not shrink with the work, such as launch time
+    beyond  sizes of each shape outside those that the kernel was measured with
     source  "calibrated", "transferred" or "bound only", with devices and libraries
     sources source of each launch, if they differ; "measured shape" if exactly that shape was measured
     """
@@ -79,12 +86,13 @@ class Expectation:
     low: Array
     high: Array
     fixed: Array
+    beyond: Array
     source: str
     sources: Array | None = None
 
     def at(self, places: Array) -> Expectation:
         """The expectation of launches by their indices, which may repeat."""
-        names = ("bound", "expected", "low", "high", "fixed")
+        names = ("bound", "expected", "low", "high", "fixed", "beyond")
         sources = None if self.sources is None else self.sources[places]
         return Expectation(**{name: getattr(self, name)[places] for name in names}, source=self.source, sources=sources)
 
@@ -117,7 +125,61 @@ def select_fits(
 
     Raises InputError if no similar kernel was measured.
     """
-    of_family = _of_kind(fits if isinstance(fits, FitGroup) else FitGroup(fits), name, device.kind)
+    group = fits if isinstance(fits, FitGroup) else FitGroup(fits)
+    selections = _selections(group)
+    key = name, implementation, unknown, _SelectionTraits.of(device, _devices_of(group))
+    if key not in selections:
+        try:
+            selections[key] = _selected(name, device, implementation, group, unknown=unknown)
+        except InputError as error:
+            selections[key] = str(error)
+    selection = selections[key]
+    if isinstance(selection, str):
+        raise InputError(selection)
+    return selection
+
+
+class _SelectionTraits(NamedTuple):
+    """Traits that the selection of fits depends on: devices with the same ones use the same fits.
+
+    name  of a device that was measured itself; "" for others
+    """
+
+    name: str
+    kind: str
+    vendor: str
+    generation: str
+    instructions: str
+    stacked: bool
+    half_rate: bool
+    hosted: bool
+
+    @classmethod
+    def of(cls, device: Device, measured: Collection[str]) -> Self:
+        return cls(
+            name=device.name if device.name in measured else "", kind=device.kind, vendor=device.vendor,
+            generation=generation(device), instructions=matrix_instructions(device), stacked=device.stacked,
+            half_rate=has_half_rate_matrix_units(device), hosted=device.hosted,
+        )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _devices_of(fits: FitGroup) -> frozenset[str]:
+    """Names of the devices that fits are of."""
+    return frozenset(fit.device for fit in fits)
+
+
+@lru_cache(maxsize=64)
+def _selections(fits: FitGroup) -> dict[tuple[str, Implementation, bool, _SelectionTraits], FitSelection | str]:  # noqa: ARG001 - the key
+    """Fits that were selected from a group, or why there are none."""
+    return {}
+
+
+def _selected(
+    name: str, device: Device, implementation: Implementation, fits: FitGroup, *, unknown: bool
+) -> FitSelection:
+    """select_fits(), not cached."""
+    of_family = _of_kind(fits, name, device.kind)
     if calibrated := _fit_on_target(of_family, device, implementation):
         return calibrated
     if others := _candidates(of_family, implementation, stacked=device.stacked):
@@ -541,7 +603,9 @@ def bound_only(bound: Array, why: str) -> Expectation:
     """Expectation that only has the bound; `why` is the reason."""
     open_end = np.full_like(bound, np.inf)
     zeros = np.zeros_like(bound)
-    return Expectation(bound=bound, expected=bound, low=bound, high=open_end, fixed=zeros, source=bound_only_label(why))
+    return Expectation(
+        bound=bound, expected=bound, low=bound, high=open_end, fixed=zeros, beyond=zeros, source=bound_only_label(why)
+    )
 
 
 def expect(
@@ -617,7 +681,8 @@ class Estimator:
         expected = np.exp(self._combined(logs)) * selection.error.scale
         low, high = selection.error.interval(expected)
         beyond_error = index().errors.get((family.name, "all", BEYOND_SIZES))
-        if beyond_error and np.any(far := first.beyond(shapes) > 0):
+        beyond = np.broadcast_to(first.beyond(shapes), expected.shape)
+        if beyond_error and np.any(far := beyond > 0):
             ends = beyond_error.or_wider(selection.error).interval(expected)
             low, high = (np.where(far, wide, near) for wide, near in zip(ends, (low, high), strict=True))
         modelled = Expectation(
@@ -626,6 +691,7 @@ class Estimator:
             low=low,
             high=high,
             fixed=np.broadcast_to(self._combined(np.broadcast_arrays(*fixed)), expected.shape),
+            beyond=beyond,
             source=selection.source + (f"; assumed {', '.join(device.assumed)}" if device.assumed else ""),
         )
         residual = first.residual if fitted else None

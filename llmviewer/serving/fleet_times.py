@@ -20,7 +20,7 @@ from ..expectation.sources import CALIBRATED
 from ..expectation.times import KernelBounds
 from ..graph import Graph
 from ..parallel.layout import Layout
-from ..records import frozen
+from ..records import copied, frozen
 from ..roofline import OperatorEstimate, PlannedOperator
 from ..techniques import Drafter
 from ..workload import Spans, Workload
@@ -443,9 +443,10 @@ def _device_columns(times: tuple[ExpectedLaunch | None, ...]) -> ExpectedLaunch 
     if not known_times:
         return None
     columns: dict[str, Any] = {
-        name: np.array([getattr(time, name) for time in known_times]) for name in ("expected", "low", "high", "latency")
+        name: np.concatenate([getattr(time, name) for time in known_times]).reshape(len(known_times), -1)
+        for name in ("expected", "low", "high", "latency")
     }
-    return replace(known_times[0], **columns)
+    return copied(known_times[0], **columns)
 
 
 def _expert_excess_s(rows: Sequence[OperatorEstimate | PlannedOperator], times: Sequence[Grid]) -> Grid:

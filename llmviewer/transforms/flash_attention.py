@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..graph import Block, Transform
 from ..operators.attention import QK, SV, FlashAttention, Softmax
 from ..operators.base import Operator
+from ..records import copied
 
 
 def flash_attention(on_chip_bytes: float) -> Transform:
@@ -29,6 +28,6 @@ def flash_attention(on_chip_bytes: float) -> Transform:
                         on_chip_bytes=on_chip_bytes,
                     )
                     operators[-3:] = [fused]
-        return replace(block, operators=tuple(operators))
+        return copied(block, operators=tuple(operators))
 
     return lambda graph: graph.map_blocks(one)

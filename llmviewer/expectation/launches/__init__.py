@@ -24,6 +24,7 @@ from ...operators.masks import Bidirectional, Causal, Cross
 from ...operators.sampling import Sample
 from ...operators.state_space import CausalConv, Scan
 from ...parallel.overlap import Overlapped
+from ...records import copied
 from ...roofline import OperatorEstimate, Plan
 from ...workload import Workload
 from ..engines import PLAIN, LaunchRules
@@ -130,7 +131,7 @@ def _of_block(
                 members[-1]
             ].run_probability  # a conversion's is that of the product which it is part of
             known_launches[same] = replace(launch, concurrent=tuple(concurrent), run_probability=run_probability)
-        yield replace(known_launches[same], members=members)
+        yield copied(known_launches[same], members=members)
 
 
 def _other_types(op: FlashAttention) -> str:

@@ -27,7 +27,7 @@ _DEVICES = (
 )  # fmt: skip
 _PLAN_LIMITS_S = {"llama-3.1-70b": 5.0, "deepseek-v3": 13.0}
 _DISAGGREGATED_MODEL, _DISAGGREGATED_LIMIT_S = "llama-3.1-70b", 6.5
-_CHOICE_LIMITS_S = {"deepseek-v3": 0.9, "llama-3.1-8b": 3.5}
+_CHOICE_LIMITS_S = {"deepseek-v3": 0.9, "llama-3.1-8b": 3.2}
 _ADVICE_MODEL, _ADVICE_LIMIT_S = "llama-3.1-8b", 2.0
 _TOLERANCE = 2.0  # factor on the limits
 

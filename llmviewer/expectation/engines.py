@@ -27,7 +27,6 @@ from ..records import frozen
 from ..units import parse
 
 TABLE: Final = "arXiv:2404.14294, table 6"
-SERVERS: Final = "tables of whole servers (`llmviewer docs serving`)"
 LOCAL: Final = "docs/serving.md#local-engines"
 TOTAL, FREE, REST = "total", "free", "rest"  # what the memory fraction of an engine is of
 PAGES, SPLIT, CONTEXT, SEQUENCES = "pages", "split", "context", "sequences"  # division of a pool among layers
@@ -402,12 +401,8 @@ class Engine:
         """Derivation of its times, as text."""
         if self.has_whole_passes:
             return f"{self.title}: factors fitted to passes measured by its users ({LOCAL}). {self.note}"
-        if self.row is None:
-            how = f"nothing was fitted; tested against {SERVERS}, as it has no row in {TABLE}"
-        else:
-            how = f"its {self.row.fitted} was fitted to" if self.row.fitted else "nothing was fitted to"
-            how += f" its row of {TABLE}"
-        return f"{self.title} on kernels of {self.library}; {how}. {self.note}"
+        fitted = f"; its {self.row.fitted} was fitted to its row of {TABLE}" if self.row and self.row.fitted else ""
+        return f"{self.title} on kernels of {self.library}{fitted}. {self.note}"
 
 
 def find_engine(name: str, library: str = "", options: ServerOptions = AS_SHIPPED) -> Engine:

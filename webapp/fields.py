@@ -61,9 +61,12 @@ _EMPTY_IF_ZERO: Final = (
 )  # number controls that are empty for 0
 _SEPARATORS: Final = {"techniques": ";", "quants": ";", "pins": "|"}  # between the items of a list in one text
 _EXAMPLE_PARAMETERS: Final = {  # of techniques with required parameters
-    "speculative": "draft=llama-3.2-1b,gamma=4,alpha=0.7", "phrase-copying": "phrases=1000,tau=2", "window": "size=4096", "quantized": "scheme=awq",
+    "speculative": "draft=llama-3.2-1b,gamma=4,alpha=0.7",
+    "phrase-copying": "phrases=1000,tau=2",
+    "window": "size=4096",
+    "quantized": "scheme=awq",
     "structured-pruning": "ffn=0.75",
-}  # fmt: skip
+}
 
 
 def control_values(state: State) -> dict[str, Any]:

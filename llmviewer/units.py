@@ -81,10 +81,7 @@ def time_s(value: object, *, zero: bool = False, most: float = _MAX_VALUE) -> fl
     """
     text = str(value).strip()
     with suppress(ValueError):
-        try:
-            time = float(text)
-        except ValueError:
-            time = parse(text, "s")
+        time = parse(text, "s") if text[-1:].isalpha() else float(text)
         if 0 <= time <= most and (time or zero):
             return time
     limit = f", of at most {most:g} s" if most < _MAX_VALUE else ""

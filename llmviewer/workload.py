@@ -15,7 +15,7 @@ from .errors import InputError
 from .forms import Num
 from .records import frozen
 
-_LEAST_CHANCE: Final = 1e-15  # chance, of which a logarithm is finite
+_MIN_PROBABILITY: Final = 1e-15  # has a finite logarithm, and so has the difference from 1
 
 
 @frozen(kw_only=True)
@@ -502,18 +502,18 @@ def popularity(experts: int, chosen: int, skew: float) -> tuple[float, ...]:
 
 
 def _least(a: Num, b: Num) -> Num:
-    """The smaller of two quantities. Of numbers without the overhead of arrays, as simulations evaluate many."""
+    """The smaller of two quantities; two numbers, of which simulations compare many, are not made arrays."""
     return min(a, b) if type(a) is type(b) is float else np.minimum(a, b)
 
 
 def _most(a: Num, b: Num) -> Num:
-    """The larger of two quantities, as _least()."""
+    """The larger of two quantities; two numbers are not made arrays."""
     return max(a, b) if type(a) is type(b) is float else np.maximum(a, b)
 
 
 def most_of_binomials(share: Num, trials: int, draws: float) -> Num:
     """Mean of the largest of `draws` independent binomial numbers of `trials`, each a success with chance `share`."""
-    chances, place = np.unique(np.clip(share, _LEAST_CHANCE, 1 - _LEAST_CHANCE), return_inverse=True)
+    chances, place = np.unique(np.clip(share, _MIN_PROBABILITY, 1 - _MIN_PROBABILITY), return_inverse=True)
     numbers = np.arange(trials)
     logs = _log_ways(trials) + numbers * np.log(chances)[:, None] + (trials - numbers) * np.log1p(-chances)[:, None]
     at_most = np.minimum(np.cumsum(np.exp(logs), axis=1), 1.0)

@@ -50,9 +50,9 @@ overheads such as looking up block tables, choosing what to evict or drawing sam
 counts them.
 
 "Source" names where a formula or number can be found. Default tokens per pass are from arXiv:2404.14294, table 5 (read
-in the paper), and from quotations of arXiv:2412.19437, arXiv:2406.16858 and the model card that `eagle` names. Section
-numbers and other defaults, also those marked "recalled", are from memory of the papers and were not checked against
-them.
+in the paper), and from quotations of arXiv:2412.19437, arXiv:2406.16858 and the model card that `eagle` names; that of
+`kangaroo` follows from a published gain. Section numbers and other defaults, also those marked "recalled", are from
+memory of the papers and were not checked against them.
 
 `llmviewer techniques -o docs/techniques.md` generates this page from the descriptions in `llmviewer/techniques/`.
 """

@@ -687,6 +687,9 @@ def test_the_first_layers_draft_with_an_adapter():
     assert held[0] - alone[0] == 2 * (4 * 4096**2 + 2 * 4096)
     assert held[1] / alone[1] == 33 / 32
     assert "has no attention like the adapter's" in refused("kangaroo", of="mamba-130m")
+    of_latent = setting("kangaroo", of="deepseek-v3")  # heads of 192 elements, which do not divide the width of 7168
+    (adapter,) = of_latent.techniques[0].auxiliary_graphs(of_latent)
+    assert adapter.parameters == 4 * 7168**2 + 2 * 7168
 
 
 def test_a_group_of_drafts_by_hand():
@@ -716,6 +719,8 @@ def test_n_grams_draft_for_the_draft():
     times = [found.schedule(**asked).tpot_s for found in (staged, plain, setting())]
     assert times[0] < times[1] < times[2]
     assert staged.techniques[0].tokens == plain.techniques[0].tokens
+    for number, reason in (("6", "at most gamma=5"), ("1.2", "saves none of 5 passes")):
+        assert reason in refused(f"speculative:draft=llama-68m,gamma=5,alpha=0.5,staged={number}")
 
 
 # Several answers, other passes.
@@ -909,6 +914,7 @@ def test_a_jump_is_a_linear_before_the_head_at_the_exit():
     assert plan_of(found, "decode", step(), "ops") - plan_of(plain, "decode", step(), "ops") == 2 * 4096**2
     held = [one.footprint.parts(batch=1, prompt=9, gen=1)[0] for one in (found, plain)]
     assert held[0] - held[1] == 2 * 4096**2
+    assert "jump is not supported in a pipeline" in refused("early-exit:jump=true", layout="pp=2")
 
 
 def test_tokens_that_halt_leave_keys_and_values_to_the_layers_beyond():
@@ -947,6 +953,8 @@ def test_groups_of_neurons_are_chosen_by_one_linear():
     assert plan_of(groups, "decode", step(), "ops") - plan_of(free, "decode", step(), "ops") == 32 * 2 * router
     held = [one.footprint.parts(batch=1, prompt=9, gen=1)[0] for one in (groups, free)]
     assert held[0] - held[1] == 32 * 2 * router
+    assert "rank has no effect with groups=96" in refused("contextual-sparsity:groups=96,rank=512")
+    assert "groups must be at most 11008" in refused("contextual-sparsity:groups=11009")
 
 
 def test_a_multiplicative_layer_and_a_convolution_are_a_projection():

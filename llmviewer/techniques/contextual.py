@@ -17,7 +17,7 @@ from ..precision import HALF, resolved
 from ..records import frozen
 from . import technique
 from ._linears import is_main_layer
-from ._parameters import parameter
+from ._parameters import Condition, parameter
 from ._technique import Kind, Requirement, SettingView, Technique
 from .drafts import auxiliary_model
 from .sparsity import SparseLinear
@@ -32,8 +32,8 @@ class Contextual(Technique):
 
     Effect: in decode, feed-forward linears do the fraction `active` of their OPs and read the neurons that any token of
     the batch needs; with `heads`, query and output projections do the same by heads. A predictor of two linears runs
-    before each feed-forward network, or of one that selects groups of neurons as if they were experts (MoEfication);
-    its weights are held in memory.
+    before each feed-forward network; with `groups`, of one that selects groups of neurons as if they were experts
+    (MoEfication). Its weights are held in memory.
     Formula: OPs x active; weights read x (1 - (1 - active)^tokens), the union over the batch; predictor: d x rank +
     rank x neurons, or d x groups.
     Source: arXiv:2310.17157, sections 3 and 4; groups: arXiv:2110.01786.
@@ -51,8 +51,10 @@ class Contextual(Technique):
 
     active: float = parameter("fraction of the neurons that a token needs", 0.2, least=0, most=1, open=True)
     heads: float = parameter("fraction of the attention heads that a token needs", 1.0, least=0, most=1)
-    rank: int = parameter("width of the predictor; 0 for one without cost", 1024, least=0)
-    groups: int = parameter("groups that a linear selects instead of neurons; 0: neurons", 0, least=0)
+    rank: int = parameter(
+        "width of the predictor; 0 for one without cost", 1024, least=0, condition=Condition("groups", (0,))
+    )
+    groups: int = parameter("groups of neurons of a network, of which one linear selects; 0: neurons", 0, least=0)
 
     def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
         return graph.map_blocks(self._active) if decode else graph
@@ -85,8 +87,12 @@ class Contextual(Technique):
         return (self._predictors(setting).decode_graph,) if self.rank or self.groups else ()
 
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
-        if not any(True for block in setting.model.graph.blocks for _ in _feed_forward(block)):
+        networks = [network for block in setting.model.graph.blocks if (network := list(_feed_forward(block)))]
+        if not networks:
             return f"{setting.model.name} has no dense feed-forward network"
+        neurons = min(network[-1].inputs[0].width for network in networks)
+        if self.groups > neurons:
+            return f"groups must be at most {neurons}, the neurons of a network; got {self.groups}"
         return ""
 
     def _predictors(self, setting: SettingView) -> SettingView:

@@ -72,7 +72,7 @@ class EarlyExit(Technique):
     def _asking(self, graph: Graph) -> Iterator[Block]:
         """The head at the exit, with the weights of the final head."""
         if self.jump:
-            yield _jump_block(next(block for block in graph.blocks if block.main and block.layers))
+            yield _jump_block(graph)
         for block in graph.blocks:
             if any(isinstance(op, LMHead) for op in block.operators):
                 yield replace(block.map(with_tied_weights), name="exit")
@@ -81,12 +81,13 @@ class EarlyExit(Technique):
         if not self.jump or self.sure != "head":
             return ()
         model = setting.model
-        block = _jump_block(next(block for block in model.graph.blocks if block.main and block.layers))
-        return (setting.helper(auxiliary_model(model, (block,)), "W16A16").decode_graph,)
+        return (setting.helper(auxiliary_model(model, (_jump_block(model.graph),)), "W16A16").decode_graph,)
 
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if setting.model.graph.layers < 2 or floor(self.exit * setting.model.graph.layers) < 1:
             return f"exit must leave a layer before it; got exit={self.exit:g} of {setting.model.graph.layers} layers"
+        if self.jump and setting.layout.pp > 1:
+            return "jump is not supported in a pipeline; leave out jump or pp"
         return _partial_layers_reason(setting)
 
 
@@ -197,9 +198,9 @@ def part_of_tokens(block: Block, stream: Stream) -> Block:
     return replace(block, operators=operators, stream=stream)
 
 
-def _jump_block(layer: Block) -> Block:
+def _jump_block(graph: Graph) -> Block:
     """A linear from the hidden state at an exit to that of the last layer."""
-    hidden = layer.result
+    hidden = next(block.result for block in graph.blocks if block.main and block.layers)
     parts = Parts(format=resolved(HALF, hidden.format))
     x = replace(hidden, name=HIDDEN)
     return Block(name="jump", operators=(parts.linear("jump", x, x),), input=HIDDEN, output=HIDDEN)

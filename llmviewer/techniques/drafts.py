@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from math import ceil
+from math import ceil, gcd
 from operator import mul
 from typing import Final, NamedTuple
 
@@ -108,8 +108,9 @@ class Kangaroo(Drafting):
     default of 2.61 tokens per pass is the fewest with which the bound allows its largest gain, 1.68 with Vicuna 7B.
     Use when: there is no draft model; the adapter has a ninth of the parameters of Medusa's heads.
     Limits: no gain for large batches; each draft runs the whole head.
-    Not modeled: drafts that end early, when the adapter is not sure, and that a verification could go on from the
-    hidden states of the first layers, whose weights it reads again for the last drafted token anyway.
+    Not modeled: the adapter's pass over the prompt, which fills its cache; drafts that end early, when the adapter is
+    not sure; and that a verification could go on from the hidden states of the first layers, whose weights it reads
+    again for the last drafted token anyway.
     """
 
     requires = Requirement.DRAFT_MODEL
@@ -138,8 +139,8 @@ class Kangaroo(Drafting):
         """A layer of attention between two norms."""
         model = setting.model
         parts, hidden = Parts(format=model.format), width(model)
-        head_dim = next(op.heads.head_dim for _, op in model.graph if isinstance(op, QK))
-        count = max(hidden // head_dim, 1)
+        head_dim = gcd(hidden, next(op.heads.head_dim for _, op in model.graph if isinstance(op, QK)))
+        count = hidden // head_dim
         heads = Heads(num_heads=count, num_kv_heads=count, head_dim=head_dim, mask=CAUSAL)
         x = parts.tensor(HIDDEN, hidden)
         norm = parts.norm("adapter_norm", x)
@@ -447,7 +448,8 @@ class PhraseCopying(Drafting):
 
     Effect: the head scores the vectors of `phrases` beside the words. The next step processes the tokens of the phrase,
     which nothing verifies.
-    Formula: time per token = step of ceil(tau) tokens with a head of vocabulary + phrases rows / tau.
+    Formula: time per token = step of ceil(tau) tokens with a head of vocabulary + phrases rows / tau. With `alpha`
+    instead, the fraction of steps that append a phrase, phrases have two tokens: tau = 1 + alpha.
     Source: arXiv:2307.06962.
     Use when: outputs repeat phrases of a collection whose vectors were computed before.
     Limits: the model must be trained with it. A large table costs more than it saves: each step reads it whole.

@@ -39,7 +39,7 @@ class Speculative(Drafting):
     in one pass, and yields 1 + sum over depths of the product of 1 - (1 - alpha)^k, as if candidates were independent.
     A group of `drafts` models, each trained on what the others miss, drafts gamma tokens each, one model after the
     other; a pass verifies all and yields 1 + sum over depths d of 1 - (1 - alpha^d)^drafts. With `staged`, n-grams
-    draft for the draft model, whose passes yield so many tokens: gamma / staged passes.
+    draft for the draft model, whose passes yield so many tokens: gamma / staged passes, rounded up.
     Source: arXiv:2211.17192, equation 1; arXiv:2302.01318; trees and boost-tuned groups: arXiv:2305.09781; staged:
     arXiv:2308.04623, section 3.2.
     Use when: decode is memory-bound, so that gamma + 1 tokens take as long as one: small batches, large models.
@@ -90,9 +90,13 @@ class Speculative(Drafting):
         network = setting.helper(self.model, self.draft_quant)
         widths = (1, *self._nodes[:-1])
         if self.staged > 1:
-            passes = ceil(self.gamma / self.staged)
-            widths = tuple(len(part) for part in np.array_split(range(self.gamma), passes))
+            widths = tuple(map(len, np.array_split(range(self.gamma), self._staged_passes)))
         return Drafter(name=f"draft {self.draft}", network=network, widths=widths * self.drafts, models=self.drafts)
+
+    @property
+    def _staged_passes(self) -> int:
+        """Passes of a draft model that yield `staged` tokens each."""
+        return ceil(self.gamma / self.staged)
 
     def auxiliary_graphs(self, setting: SettingView) -> tuple[Graph, ...]:
         return super().auxiliary_graphs(setting) * self.drafts
@@ -103,6 +107,10 @@ class Speculative(Drafting):
         if self.tree and (self.drafts > 1 or self.staged > 1):
             other = f"drafts={self.drafts}" if self.drafts > 1 else f"staged={self.staged:g}"
             return f"a tree is drafted by one model, one depth in each pass; leave out tree or {other}"
+        if self.staged > self.gamma:
+            return f"staged must be at most gamma={self.gamma}, the tokens of a draft; got {self.staged:g}"
+        if self.staged > 1 and self._staged_passes == self.gamma:
+            return f"staged={self.staged:g} saves none of {self.gamma} passes of a draft; give more, or leave it out"
         draft = self.model
         if not draft.generates or draft.is_encoder_decoder != setting.model.is_encoder_decoder:
             return (
@@ -116,9 +124,9 @@ class Speculative(Drafting):
         rate = max(setting.hardware.rates.get(matrix(half), 0.0) for half in ("bf16", "fp16"))
         idle_ops = max(rate * float(plan.time_s(step)) - float(evaluate(plan.ops, step)), 0.0)
         trained = idle_ops / (_TRAINING_OPS * self.model.parameters)
-        text = f"a verification leaves matrix units idle for training the draft on {trained:,.0f} tokens"
-        found = Finding(key="idle_training_tokens", value=trained, text=text)
-        return (*super().findings(setting, step), *((found,) if rate else ()))
+        text = f"a verification leaves a device's matrix units idle for training the draft on {trained:,.0f} tokens"
+        training = Finding(key="idle_training_tokens", value=trained, text=text)
+        return (*super().findings(setting, step), *((training,) if rate else ()))
 
     def notes(self, setting: SettingView) -> tuple[str, ...]:
         draft, target = vocabulary(self.model), vocabulary(setting.model)

@@ -48,7 +48,10 @@ def other_settings(
     """
     shared: dict[str, Any] = {name: value for name, value in options.items() if name in _SHARED_OPTIONS}
     if not options:  # of a Setting in place of options
-        shared = {**engine_inputs(setting.engine), "bound": setting.bound}
+        shared = {
+            **engine_inputs(setting.engine), "library": "" if setting.engine else setting.library,
+            "profiles": setting.profiles, "bound": setting.bound,
+        }  # fmt: skip
     devices = [hardware, *(model.hardware or hardware for model in models[1:])]
     changes = changes_by_device(devices, options.get("hardware_set", ()))
     settings = []
@@ -67,7 +70,7 @@ def other_settings(
 
 
 def check_models(traffic: Traffic, models: Sequence[TaskModel], *, changes: bool, padded: bool) -> None:
-    """Raises InputError if several models are asked to serve what they cannot.
+    """Raises InputError for what several models cannot serve.
 
     changes  whether replicas fail or are autoscaled
     padded   whether the policy pads batches

@@ -41,7 +41,7 @@ from .routers import ROUND_ROBIN, ROUTERS
 from .server import serve
 from .steady import steady
 from .steps import Steps
-from .task_files import Task, TaskModel, read_task
+from .task_files import Task, read_task
 from .trace_files import read_traffic
 from .traffic import Times, Traffic, closed_loop, poisson
 
@@ -187,9 +187,9 @@ def simulate(
     )  # fmt: skip
     device = setting.hardware if hardware is None else loaded(hardware)
     check_server_options(setting.engine, policy, max_batch, int(np.max(traffic.prompt + traffic.gen)))
-    asked_block = block
-    parsed_policy, block, engine_max_batch = scheduling_options(setting.engine, policy, block, device, setting.layout)
-    default_max_batch = engine_max_batch or max(DEFAULT_MAX_BATCH, traffic.in_flight or 0)
+    scheduling = partial(_scheduling, policy=policy, block=block, max_batch=max_batch, traffic=traffic)
+    limits = scheduling(setting, device)
+    parsed_policy = limits["policy"]
     changes = mtbf is not None or autoscale is not None
     check_models(traffic, models, changes=changes, padded=parsed_policy.padded)
     rules = fleet_rules(
@@ -205,9 +205,9 @@ def simulate(
         "traffic": traffic.with_acceptances([Steps(one).acceptance_probabilities for one in settings], seed),
         "replicas": rules.scaling.most if rules and rules.scaling else whole_number("replicas", replicas),
         "router": _router_name(router, prefill_replicas, parsed_policy),
-        "block": block, "years": years,
+        "block": limits["block"], "years": years,
         "seed": None if arrivals else seed,
-        "max_batch": whole_number("max_batch", default_max_batch if max_batch is None else max_batch),
+        "max_batch": limits["max_batch"],
         "goals": Goals(ttft_s=ttft, tpot_s=tpot), "client": client or "",
     }  # fmt: skip
     if prefill_replicas:
@@ -220,9 +220,12 @@ def simulate(
         )  # fmt: skip
     elif models:
         groups = [
-            _model_group(model, one, policy, block=asked_block, max_batch=max_batch, traffic=traffic)
+            ModelGroup(
+                name=model.name, setting=one, replicas=model.replicas, usd_per_token=model.usd_per_token,
+                **scheduling(one, one.hardware),
+            )
             for model, one in zip(models, settings, strict=True)
-        ]
+        ]  # fmt: skip
         groups[0] = replace(groups[0], replicas=run_options["replicas"])
         run = partial(_simulate_models, groups, run_options)
     else:
@@ -532,6 +535,23 @@ def _check_prefill_replicas(prefill_replicas: int, prefill_options: Mapping[str,
         raise InputError("policy must be left out with prefill_replicas: no replica both prefills and decodes")
 
 
+def _scheduling(
+    setting: Setting, hardware: Hardware, *, policy: str | None, block: int | None, max_batch: int | None,
+    traffic: Traffic,
+) -> dict[str, Any]:  # fmt: skip
+    """Policy, tokens of a KV block and maximum of running sequences of a replica, of the arguments or else of its
+    engine.
+    """
+    parsed_policy, block_tokens, engine_max_batch = scheduling_options(
+        setting.engine, policy, block, hardware, setting.layout
+    )
+    default_max_batch = engine_max_batch or max(DEFAULT_MAX_BATCH, traffic.in_flight or 0)
+    return {
+        "policy": parsed_policy, "block": block_tokens,
+        "max_batch": whole_number("max_batch", default_max_batch if max_batch is None else max_batch),
+    }  # fmt: skip
+
+
 def _simulate_colocated(
     setting: Setting, policy: Policy, common: dict[str, Any], *, expected: bool, progress: Callable[[int], object]
 ) -> Simulation:
@@ -568,27 +588,6 @@ def _simulate_colocated(
         finish_s=served.finish_s, gap_s=served.gap_s, cached=served.known,
         preemptions=int(np.sum(served.preempted)), usage=served.usage, fleet=fleet,
         **(common | {"traffic": sent_traffic}),
-    )  # fmt: skip
-
-
-def _model_group(
-    model: TaskModel,
-    setting: Setting,
-    policy: str | None,
-    *,
-    block: int | None,
-    max_batch: int | None,
-    traffic: Traffic,
-) -> ModelGroup:
-    """Replicas of a model of a task, with the options of the command or else of the engine on their device."""
-    parsed_policy, block_tokens, engine_max_batch = scheduling_options(
-        setting.engine, policy, block, setting.hardware, setting.layout
-    )
-    default_max_batch = engine_max_batch or max(DEFAULT_MAX_BATCH, traffic.in_flight or 0)
-    return ModelGroup(
-        name=model.name, setting=setting, policy=parsed_policy, replicas=model.replicas, block=block_tokens,
-        max_batch=whole_number("max_batch", default_max_batch if max_batch is None else max_batch),
-        usd_per_token=model.usd_per_token,
     )  # fmt: skip
 
 

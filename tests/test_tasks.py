@@ -14,6 +14,7 @@ from llmviewer.documents import parse_yaml
 from llmviewer.errors import InputError
 from llmviewer.serving.calls import CallLimits
 from llmviewer.serving.task_files import parse_task, read_task
+from llmviewer.setting import Setting
 
 from .cases import for_each
 from .test_sessions import check_arrivals, check_tokens
@@ -269,6 +270,16 @@ calls:
     assert cost[0.4903] / cost[0.1340] == pytest.approx(3.66, rel=0.06)
 
 
+@pytest.mark.parametrize("options", [{"library": "cublas"}, {"engine": "sglang", "max_num_seqs": 9}, {"bound": True}])
+def test_engine_library_and_bound_hold_for_all_models(task_file, options):
+    text = f"{MODELS}calls: {{a: {{prompt: 90, gen: 9}}, b: {{model: small, after: a, prompt: 9, gen: 9}}}}"
+    setting = Setting.of("llama-3.1-8b", DEVICE, **options)
+    for model in ((setting,), ("llama-3.1-8b", DEVICE)):
+        run = simulate(*model, tasks=task_file(text), rate=2, requests=6, **({} if model[0] is setting else options))
+        for name in ("library", "engine", "bound"):
+            assert getattr(run.models["small"].setting, name) == getattr(setting, name)
+
+
 def test_a_conversation_is_cached_only_by_models_that_served_it(task_file):
     text = f"""{MODELS}
 system_prompt: 640
@@ -337,6 +348,10 @@ def test_models_are_reported_and_what_they_exclude_is_one_line(task_file, capsys
         ("calls: {a: {prompt: 1, gen: 1, repeat: 0.5, at_most: 2000}}", "calls.a.at_most: must be at most 1000"),
         ("calls: {a: {prompt: 1, gen: 1, repeat: 1.5, at_most: 2}}", "a.repeat: must be a probability from 0 to 1"),
         ("calls: {a: {prompt: 1, gen: 1, probability: 0.5}}", "calls: must have a call without after"),
+        (
+            "calls: {a: {prompt: 1, gen: 1, probability: 0.5}, b: {if: a, prompt: 1, gen: 1}}",
+            "calls: must have a call without after, continues, if and probability",
+        ),
         ("calls: {a: {prompt: 1, gen: 1, color: x}}", "calls.a.color: unknown key"),
         ("calls: {a: {prompt: 1, gen: 1, model: x}}", "calls.a.model: must be a name under models, but models is"),
         ("calls: {a: {prompt: 1, gen: 1, if: b}}", "calls.a.if: must name calls before it, but this is the first"),

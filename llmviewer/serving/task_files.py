@@ -60,7 +60,7 @@ class TaskCall:
     continues    one of them, whose prompt and answer its prompt begins with; None: the system prompt
     prompt, gen  other input tokens, and output tokens
     wait         time from the last of these answers to the call [s]
-    only_if, unless  call before it without which, or with which, it is not made; "" for none
+    only_if, unless  call before it without which, or with which, it is not made; None for none
     probability  that it is made; if it is not, calls that wait for it wait for what it waits for
     parallel     number of equal calls at once
     repeat_probability  that another call continues the last one, up to `at_most` calls in all
@@ -73,8 +73,8 @@ class TaskCall:
     prompt: Draw
     gen: Draw
     wait: Draw
-    only_if: str
-    unless: str
+    only_if: str | None
+    unless: str | None
     probability: float
     parallel: Draw
     repeat_probability: float
@@ -119,11 +119,11 @@ class Task:
         """Draws the calls of a task."""
         answers: dict[str, tuple[int, ...]] = {}  # calls whose answers each call of the file stands for
         conversation: dict[str | None, int | None] = {None: None}  # call that is continued by those that continue it
-        made_calls = {""}  # calls that the task has; "" for no condition
+        made_calls: set[str] = set()
         for call in self.calls:
             parents = tuple(dict.fromkeys(at for name in call.after for at in answers[name]))
             continues, draw = conversation[call.continues], streams[call.name]
-            possible = call.only_if in made_calls and call.unless not in (made_calls - {""})
+            possible = (call.only_if is None or call.only_if in made_calls) and call.unless not in made_calls
             if not possible or (call.probability < 1 and generator.random() >= call.probability):
                 answers[call.name], conversation[call.name] = parents, continues
                 continue
@@ -191,9 +191,12 @@ def parse_task(file: Section, *, reads_files: bool = True, limits: CallLimits = 
         if not isinstance(name, str):
             raise file.error("calls", f"names must be text; got {name!r}")
         calls.append(_call(section.section(name), name, calls, models, reads_files=reads_files))
-    if not any(call.probability == 1 and not call.after for call in calls):
-        raise file.error("calls", "must have a call without after, continues and probability, with which a task begins")
-    for unused in {model.name for model in models} - {call.model for call in calls}:
+    if not any(call.probability == 1 and not call.after and call.only_if is None for call in calls):
+        raise file.error(
+            "calls", "must have a call without after, continues, if and probability, with which a task begins"
+        )
+    serving = {call.model for call in calls}
+    for unused in (model.name for model in models if model.name not in serving):
         raise file.error("models", f"{unused} must serve a call: give a call `model: {unused}`, or leave it out")
     return Task(
         name=file.text("name", Path(file.file).stem),
@@ -223,7 +226,7 @@ def _model(section: Section, name: str) -> TaskModel:
     section.only(_MODEL_KEYS)
     for key in () if section.has("model") else _MODEL_KEYS:
         if key != "price" and section.has(key):
-            raise section.error(key, "must be left out without model; options of the command say it of its MODEL")
+            raise section.error(key, "must be left out without model; it is an option of the command, for its MODEL")
     price = None
     if section.has("price"):
         prices = section.section("price")
@@ -231,7 +234,7 @@ def _model(section: Section, name: str) -> TaskModel:
         price = _price(prices, "input"), _price(prices, "output")
     return TaskModel(
         name=name, replicas=section.integer("replicas", 1), techniques=section.texts("techniques"),
-        usd_per_token=price, **{key: section.text(key) if section.has(key) else "" for key in _TEXT_KEYS},
+        usd_per_token=price, **{key: section.text(key, "") for key in _TEXT_KEYS},
     )  # fmt: skip
 
 
@@ -254,9 +257,8 @@ def _call(
     after = [after] if isinstance(after, str) else after
     if not isinstance(after, list):
         raise section.error("after", f"must be a call, or a list of calls; got {after!r}")
-    continues = section.text("continues") if section.has("continues") else None
-    condition = {key: section.text(key) if section.has(key) else "" for key in ("if", "unless")}
-    named = {"continues": continues, **condition}
+    named = {key: section.text(key) if section.has(key) else None for key in ("continues", "if", "unless")}
+    continues = named["continues"]
     for key, names in (("after", after), *((key, [one] if one else []) for key, one in named.items())):
         for other in names:
             if not isinstance(other, str) or other not in earlier:
@@ -270,7 +272,7 @@ def _call(
     if at_most > _MAX_REPEATS:
         raise section.error("at_most", f"must be at most {_MAX_REPEATS}; got {at_most}")
     return TaskCall(
-        name=name, model=_model_name(section, models), only_if=condition["if"], unless=condition["unless"],
+        name=name, model=_model_name(section, models), only_if=named["if"], unless=named["unless"],
         after=tuple(dict.fromkeys((*after, *([continues] if continues else [])))), continues=continues,
         prompt=distribution("prompt"), gen=distribution("gen"),
         wait=distribution("wait") if section.has("wait") else _zero,
@@ -281,10 +283,10 @@ def _call(
 
 def _model_name(section: Section, models: tuple[TaskModel, ...]) -> str:
     """Name of the model that serves a call."""
-    default = models[0].name if models else ""
-    name = section.text("model", default) if section.has("model") else default
-    if section.has("model") and name not in {model.name for model in models}:
-        choices = f"one of {', '.join(model.name for model in models)}" if models else "but models is missing"
+    names = [model.name for model in models]
+    name = section.text("model", names[0] if names else "")
+    if section.has("model") and name not in names:
+        choices = f"one of {', '.join(names)}" if names else "but models is missing"
         raise section.error("model", f"must be a name under models, {choices}; got {name!r}")
     return name
 

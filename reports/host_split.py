@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from llmviewer.comparing.host_split import HostSplit, SplitPoint
-from llmviewer.units import counted, si
+from llmviewer.units import counted, si, significant
 
 from .drawing import BLUE, ORANGE, frame
 from .page_figures import Picture, picture
@@ -95,10 +95,10 @@ def remarks(result: HostSplit) -> list[str]:
         other = max(too_large, key=lambda one: one.layers, default=None)
         if other:
             room = other.device_bytes - best.device_bytes
-            gain = best.tpot_s / other.tpot_s
+            gain = significant(best.tpot_s / other.tpot_s)
             part = f"the {result.part} of " * (result.part != "layers")
             layers = counted(best.layers - other.layers, "more layer")
-            sentences.append(f"{si(room)}B more device memory would hold {part}{layers}: {gain:.3g}x decode speed.")
+            sentences.append(f"{si(room)}B more device memory would hold {part}{layers}: {gain}x decode speed.")
     if any(one.evaluation.setting.streams_prompts for one in result.points):
         sentences.append(
             "Prompts: llama.cpp copies weights of products to the device from 32 tokens on; TTFT is counted so."
@@ -108,10 +108,11 @@ def remarks(result: HostSplit) -> list[str]:
 
 def basis(result: HostSplit) -> str:
     """Explanation of bounds and expected times."""
-    expected = result.points[0].evaluation.expected
-    return f"{BOUNDS} of both sides." + (
-        " Expected: passes that users of llama.cpp measured on such devices." if expected else ""
-    )
+    evaluation = result.points[0].evaluation
+    if evaluation.expected:
+        return f"{BOUNDS} of both sides. Expected: passes that users of llama.cpp measured on such devices."
+    why = evaluation.setting.why_bound_alone
+    return f"{BOUNDS} of both sides." + f" No expected times: {why}." * bool(why)
 
 
 def _cards(result: HostSplit) -> list[Card]:

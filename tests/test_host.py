@@ -285,6 +285,7 @@ def test_pages_have_the_roofline_of_the_device_and_the_split():
     page = SPLIT.html(result)
     assert "Fastest that fits" in page
     assert "Decode speed by the split" in page
+    assert "No expected times: only bounds were requested." in page
     assert f"bound by {result.best.bound}" in page
     assert result.points[0].bound == "memory of the device"
     assert result.points[-1].bound == "memory of the host"

@@ -39,7 +39,7 @@ _COMMANDS = {  # module of this package and summary, which the command's docstri
     "profiles": ("profiles", "List measured kernel libraries and their errors."),
     "search": ("search", "Search shapes of MODEL, such as depth and width, under latency targets."),
     "simulate": ("serving", "Simulate a server: requests that arrive over time at MODEL on HARDWARE."),
-    "split": ("split", "Find how much of MODEL to run on the CPU beside HARDWARE."),
+    "split": ("split", "Split MODEL between HARDWARE and a CPU or second GPU."),
     "sweep": ("sweep", "Compute a row for every combination of the values of --over."),
     "techniques": ("techniques", "List techniques for --with, or show one."),
     "timeline": ("timeline", "Compare a profiler trace of MODEL with bounds and expected times."),

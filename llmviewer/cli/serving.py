@@ -132,9 +132,9 @@ def _in_flight(_: click.Context, parameter: click.Parameter, value: str | None) 
     "--policy",
     metavar="POLICY",
     help="Scheduling policy: static, decode-first, prefill-first, prefill-chunks, fcfs or chunked; with :TOKENS as "
-    "token budget per step, and ,hold=STEPS for which dp ranks wait for each other's prefills, or with ,fill=SHARE "
-    "prompts for others that fill a step. ,order=sjf, srpt, mlfq or vtc admits the shortest output first (,bins=N "
-    "predicts it), by feedback queues or by fair shares of tenants. "
+    "token budget per step. With ,hold=STEPS, dp ranks wait up to STEPS steps for each other's prefills; with "
+    ",hold=STEPS,fill=SHARE, prompts wait as long to fill that share of the budget. ,order=sjf, srpt, mlfq or vtc "
+    "admits the shortest output first (,bins=N predicts it), by feedback queues or by fair shares of tenants. "
     "Default: the engine's, or chunked:512; with --rate max the chunk size with the highest throughput.",
 )
 @shared.number(

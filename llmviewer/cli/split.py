@@ -18,15 +18,16 @@ from . import options as shared
 @shared.choice(
     "--part",
     choices=("experts", "layers", "attention"),
-    help_text="What the host computes of its layers. Default: experts if the model has some, else whole layers.",
+    help_text="What the host computes of its layers. Default: experts if the model has some and the "
+    "host is a CPU, else whole layers.",
 )
 @inputs.declared_options(SplitArguments)
 @shared.report_options
 def split(*, options: SplitArguments, part: str | None, form: str | None, output: Path | None, **question: Any) -> None:
-    """Find how much of MODEL to run on the CPU beside HARDWARE.
+    """Split MODEL between HARDWARE and a CPU or second GPU.
 
-    Speed, memory of both sides and bottleneck by the number of layers whose experts, attention or all of which the CPU
-    of --host computes beside its own memory, as llama.cpp's --n-cpu-moe and --n-gpu-layers do.
+    Speed, memory of both sides and bottleneck by the number of layers whose experts, attention or all of which --host
+    computes beside its own memory, as llama.cpp's --n-cpu-moe, --n-gpu-layers and --tensor-split do.
     """
     shared.check_output(form, output)
     from ..comparing.host_split import split as run

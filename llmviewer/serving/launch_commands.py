@@ -376,7 +376,7 @@ class _CommandFacts:
             "memory_fraction": options.memory_fraction or (runs.memory.fraction if runs.memory else None),
             "prefix_caching": any(one.name == "prefix-cache" for one in setting.techniques),
             "gpu_layers": cls._gpu_layers(setting),
-            "cpu_moe_layers": min(setting.placement.experts, setting.model.graph.layers) * (not second_gpu) or None,
+            "cpu_moe_layers": (not second_gpu and min(setting.placement.experts, setting.model.graph.layers)) or None,
             "split": "row" if layout.tp > 1 else "layer" if layout.pp > 1 or second_gpu else None,
             "layers_by_gpu": cls._layers_by_gpu(setting) if second_gpu else None,
         }  # fmt: skip

@@ -64,15 +64,15 @@ class LoadPoint:
         )
 
 
-def likely(loops: Sequence[LoadPoint]) -> list[LoadPoint]:
-    """Expected loops, and those at the bound of settings where only bounds are known."""
-    expected = {one.name for one in loops if one.basis == "expected"}
-    return [one for one in loops if one.basis == "expected" or one.name not in expected]
+def likely(points: Sequence[LoadPoint]) -> list[LoadPoint]:
+    """Expected points, and those at the bound of settings where only bounds are known."""
+    expected = {one.name for one in points if one.basis == "expected"}
+    return [one for one in points if one.basis == "expected" or one.name not in expected]
 
 
-def front(loops: Sequence[LoadPoint], targets: Targets) -> list[LoadPoint]:
-    """Likely loops within the targets that no other one exceeds in speed and in throughput per device, by speed."""
-    within = [one for one in likely(loops) if one.meets(targets)]
+def front(points: Sequence[LoadPoint], targets: Targets) -> list[LoadPoint]:
+    """Likely points within the targets that no other one exceeds in speed and in throughput per device, by speed."""
+    within = [one for one in likely(points) if one.meets(targets)]
     ranked = sorted(within, key=lambda one: (-one.numbers["speed"], -one.numbers["per_device"]))
     best: list[LoadPoint] = []
     for one in ranked:
@@ -81,11 +81,11 @@ def front(loops: Sequence[LoadPoint], targets: Targets) -> list[LoadPoint]:
     return best
 
 
-def front_lines(loops: Sequence[LoadPoint], targets: Targets) -> list[tuple[str, ...]]:
-    """The Pareto front as a table: a line of heads, then one per loop."""
-    percentile, best = f"p{targets.percentile}", front(loops, targets)
-    kind = next((one.kind for one in loops), "")
-    load = "arrivals/s" if any(one.rate for one in loops) else "concurrency"
+def front_lines(points: Sequence[LoadPoint], targets: Targets) -> list[tuple[str, ...]]:
+    """The Pareto front as a table: a line of heads, then one per point."""
+    percentile, best = f"p{targets.percentile}", front(points, targets)
+    kind = next((one.kind for one in points), "")
+    load = "arrivals/s" if any(one.rate for one in points) else "concurrency"
     heads = ("setting", load, "tok/s per request", "tok/s per device", f"TTFT {percentile}",
              f"TPOT {percentile}", "USD per million", "J per token")  # fmt: skip
     task_heads = (f"E2E of a {kind} {percentile}", "cache hits", f"USD per {kind}") if kind else ()
@@ -115,14 +115,14 @@ def _digits(value: float) -> str:
     return "-" if isnan(value) else digits(value)
 
 
-def figure(loops: Sequence[LoadPoint], targets: Targets) -> go.Figure:
+def figure(points: Sequence[LoadPoint], targets: Targets) -> go.Figure:
     """Throughput per device against the speed of a request: a curve per setting, dotted at the bound.
 
-    Loops within the targets are filled, those on the Pareto front ringed; `customdata` has their places.
+    Points within the targets are filled, those on the Pareto front ringed; `customdata` has their places.
     """
     from .drawing import INK, PAPER, frame, lines, log_axis
 
-    names = list(dict.fromkeys(one.name for one in loops))
+    names = list(dict.fromkeys(one.name for one in points))
     chart = frame(
         "Throughput against the speed of a request",
         f"a point per load, filled where p{targets.percentile} is within TTFT {seconds(targets.ttft_s)} and "
@@ -131,19 +131,19 @@ def figure(loops: Sequence[LoadPoint], targets: Targets) -> go.Figure:
     )  # fmt: skip
     for name, line in zip(names, lines(len(names)), strict=True):
         for basis, dash in (("bound", "dot"), ("expected", "solid")):
-            points = [one for one in loops if (one.name, one.basis) == (name, basis)]
-            if points:
-                filled = [line["color"] if one.meets(targets) else PAPER for one in points]
+            curve = [one for one in points if (one.name, one.basis) == (name, basis)]
+            if curve:
+                filled = [line["color"] if one.meets(targets) else PAPER for one in curve]
                 chart.add_scatter(
-                    x=[one.numbers["speed"] for one in points], y=[one.numbers["per_device"] for one in points],
-                    name=name, legendgroup=name, showlegend=basis == "expected" or not _has_expected(loops, name),
+                    x=[one.numbers["speed"] for one in curve], y=[one.numbers["per_device"] for one in curve],
+                    name=name, legendgroup=name, showlegend=basis == "expected" or not _has_expected(points, name),
                     mode="lines+markers", line={"color": line["color"], "dash": dash, "width": 1.5},
                     marker={"size": 8 if basis == "expected" else 5, "color": filled,
                             "line": {"color": line["color"], "width": 1.5}},
-                    customdata=[one.place for one in points], hovertext=[_hover(one, targets) for one in points],
+                    customdata=[one.place for one in curve], hovertext=[_hover(one, targets) for one in curve],
                     hovertemplate="%{hovertext}<extra></extra>",
                 )  # fmt: skip
-    best = front(loops, targets)
+    best = front(points, targets)
     if best:
         chart.add_scatter(
             x=[one.numbers["speed"] for one in best], y=[one.numbers["per_device"] for one in best], mode="markers",
@@ -152,13 +152,13 @@ def figure(loops: Sequence[LoadPoint], targets: Targets) -> go.Figure:
     for update, key, words in (
         (chart.update_xaxes, "speed", "tok/s per request"), (chart.update_yaxes, "per_device", "tok/s per device"),
     ):  # fmt: skip
-        values = [one.numbers[key] for one in loops if one.numbers[key] > 0]
+        values = [one.numbers[key] for one in points if one.numbers[key] > 0]
         update(title_text=words, **(log_axis(values, digits) if values else {}))
     return chart
 
 
-def _has_expected(loops: Sequence[LoadPoint], name: str) -> bool:
-    return any(one.name == name and one.basis == "expected" for one in loops)
+def _has_expected(points: Sequence[LoadPoint], name: str) -> bool:
+    return any(one.name == name and one.basis == "expected" for one in points)
 
 
 def _hover(one: LoadPoint, targets: Targets) -> str:

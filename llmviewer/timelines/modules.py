@@ -88,8 +88,8 @@ def parts_by_module(names: Iterable[str], paths: Iterable[str]) -> Mapping[str, 
     for name, path in zip(names, paths, strict=True):
         if path:
             counts.setdefault(name, Counter())[_part_of(path)] += 1
-    found = {name: count.most_common(1)[0] for name, count in counts.items()}
-    return {name: part for name, (part, n) in found.items() if part and n >= _MIN_SHARE * counts[name].total()}
+    commonest = {name: count.most_common(1)[0] for name, count in counts.items()}
+    return {name: part for name, (part, n) in commonest.items() if part and n >= _MIN_SHARE * counts[name].total()}
 
 
 @lru_cache(_MAX_CACHED)

@@ -239,7 +239,8 @@ class _Order:
 
     def has_role(self, kernel: MatrixProduct) -> bool:
         """Whether the model may have the product of a kernel, by the modules that called it."""
-        return role_of(kernel.module) in {"", *self._roles}
+        role = role_of(kernel.module)
+        return not role or role in self._roles
 
     def has_size(self, place: Place, kernel: MatrixProduct) -> bool:
         """Whether the weights of a kernel are recorded and have the size of those of a place."""

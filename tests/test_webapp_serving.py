@@ -160,7 +160,7 @@ def test_arrivals_at_rates_are_points_of_the_front():
     assert serving.loads_link(state) != serving.loads_link(replace(state, rates="10"))
     disaggregated = serving.plan_command(SERVED[4], loads[0])
     assert " --disaggregated" in disaggregated
-    assert "shares 1,2, waiting requests by vtc" in tab._about(state)
+    assert "shares 1,2, waiting requests: fair shares" in tab._about(state)
 
 
 def test_the_front_of_sessions_and_tasks_has_their_time_hits_and_cost():
@@ -193,8 +193,9 @@ def test_a_point_has_the_report_of_its_simulation():
     [
         ({"router": "session"}, "Router session needs sessions or tasks"),
         ({"load": "rates", "rates": "2, fast"}, "Arrivals [1/s] must be 1 to 8 numbers above 0"),
+        ({"load": "rates", "rates": "1, nan, 2"}, "Arrivals [1/s] must be 1 to 8 numbers above 0"),
         ({"tenants": "1,-2"}, "Tenants must be 1 to"),
-        ({"load": "rates", "prefill_replicas": 1, "order": "vtc"}, "Waiting requests must be arrival with Prefill"),
+        ({"load": "rates", "prefill_replicas": 1, "order": "vtc"}, "Waiting requests must be by arrival with Prefill"),
         ({"traffic": "sessions", "think_time": "soon"}, "Think time [s] must be a time, 0.5"),
         ({"traffic": "tasks", "tasks": "file:mine.yaml"}, "file:mine.yaml: the file is not on this page"),
     ],

@@ -21,7 +21,7 @@ from .results import model_catalogue
 from .state import FIELD_TYPES, LOADS, MAX_FILE_BYTES, TRAFFIC, IntegerField, State, libraries
 from .traffic import example_text
 from .views.timeline import MAX_TRACE_BYTES
-from .words import CONTROLS
+from .words import CONTROLS, ORDER_LABELS
 
 _FORMAT_LABELS: Final = {
     "16": "16 bits", "8": "int8", "4": "int4", "4g128": "int4, groups of 128", "3g128": "int3, groups of 128",
@@ -30,10 +30,6 @@ _FORMAT_LABELS: Final = {
 }  # fmt: skip
 PHASES: Final = {"decode": "Decode", "prefill": "Prefill"}
 STEPS: Final = {FIRST: "first", "mean": "mean", "last": "last", AT_CONTEXT: "at context"}
-_ORDERS: Final = {
-    "arrival": "by arrival", "sjf": "shortest output first", "srpt": "least work left first",
-    "mlfq": "feedback queues", "vtc": "fair shares",
-}  # fmt: skip
 _PASTED_NAMES: Final = {"model": "config", "tasks": "my-task"}  # of files without a name
 _RECORDINGS: Final = {"ranks": "ranks of a run", "pair": "before, after"}
 _MAX_ERROR_CHARACTERS: Final = 140  # about four lines; longer errors are folded
@@ -181,7 +177,7 @@ def serving_controls(state: State) -> Component:
                                                 id="router", clearable=False, searchable=False)),
                 _control("tenants", dcc.Input(id="tenants", type="text", value="", debounce=True, placeholder="1,2",
                                               spellCheck=False)),
-                _control("order", dcc.Dropdown([{"label": _ORDERS[name], "value": name} for name in ORDERS],
+                _control("order", dcc.Dropdown([{"label": ORDER_LABELS[name], "value": name} for name in ORDERS],
                                                state.order, id="order", clearable=False, searchable=False)),
             ], className="asked narrow"),
         ],

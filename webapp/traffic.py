@@ -18,7 +18,7 @@ from llmviewer.serving.simulation import tenant_shares
 from llmviewer.serving.task_files import Task, parse_task
 
 from .state import EXAMPLE_TASK, FILE_PREFIX, File, State
-from .words import CONTROLS
+from .words import CONTROLS, ORDER_LABELS
 
 _LIMITS: Final = CallLimits(calls=20_000, blocks=500_000)  # of a simulation: some 50 MB
 _SAMPLED_CALLS: Final = 300  # for the mean of calls per task
@@ -33,11 +33,12 @@ def check(state: State) -> None:
     if state.load == "rates":
         rates(state)
     if state.tenants:
-        _check_tenants(state)
+        tenant_shares(state.tenants, CONTROLS["tenants"].label)
     if _disaggregated(state) and state.order != FIRST_COME_FIRST_SERVED:
+        order, replicas = (CONTROLS[name].label for name in ("order", "prefill_replicas"))
         raise InputError(
-            f"{CONTROLS['order'].label} must be {FIRST_COME_FIRST_SERVED} with {CONTROLS['prefill_replicas'].label}: "
-            f"no replica both prefills and decodes; got {state.order}"
+            f"{order} must be {ORDER_LABELS[FIRST_COME_FIRST_SERVED]} with {replicas}: no replica both prefills and "
+            f"decodes; got {ORDER_LABELS[state.order]}"
         )
     if state.traffic == "sessions":
         parse_delays(state.think_time or "0", CONTROLS["think_time"].label)
@@ -56,19 +57,12 @@ def rates(state: State) -> tuple[float, ...]:
         values = sorted({float(text) for text in state.rates.split(",")})
     except ValueError:
         values = []
-    if not 0 < len(values) <= _MAX_RATES or not 0 < values[0] <= values[-1] <= _MAX_RATE:
+    if not 0 < len(values) <= _MAX_RATES or not all(0 < rate <= _MAX_RATE for rate in values):
         raise InputError(
             f"{CONTROLS['rates'].label} must be 1 to {_MAX_RATES} numbers above 0, at most {_MAX_RATE:,}, such as "
             f"0.5, 1, 2; got {quoted(state.rates)}"
         )
     return tuple(values)
-
-
-def _check_tenants(state: State) -> None:
-    try:
-        tenant_shares(state.tenants)
-    except InputError as error:
-        raise InputError(str(error).replace("tenants", CONTROLS["tenants"].label, 1)) from None
 
 
 def _disaggregated(state: State) -> bool:

@@ -12,6 +12,10 @@ from llmviewer.parameters import DEGREES, declared
 
 LOWER_BOUND_SIGN: Final = ">="
 UPPER_BOUND_SIGN: Final = "<="
+ORDER_LABELS: Final[Mapping[str, str]] = {  # of waiting requests
+    "arrival": "by arrival", "sjf": "shortest output first", "srpt": "least work left first",
+    "mlfq": "feedback queues", "vtc": "fair shares",
+}  # fmt: skip
 _DECLARED: Final = PARAMETERS | declared(RequestOptions)
 _OPTION: Final = r"--[a-z][a-z0-9-]*(?: (?!--|or\b|and\b)[^\s;,()]+)?"
 _OPTIONS: Final = re.compile(rf"(?<![\w`-]){_OPTION}(?: {_OPTION})*")  # with values, such as "--tp 2 --quant fp8"

@@ -439,15 +439,20 @@ def _with_tenants(traffic: Traffic, tenants: str | None, seed: int) -> Traffic:
     return traffic.shared_among(tenant_shares(tenants), seed)
 
 
-def tenant_shares(tenants: str) -> list[float]:
-    """Shares of the requests of each tenant, such as "1,2". Raises InputError if they are none."""
+def tenant_shares(tenants: str, name: str = "tenants") -> list[float]:
+    """Shares of the requests of each tenant, such as "1,2".
+
+    name  name of the argument, for messages
+
+    Raises InputError if the text has no such shares.
+    """
     try:
         shares = [float(part) for part in str(tenants).split(",")]
     except ValueError:
         shares = []
     if not 0 < len(shares) <= _MAX_TENANTS or not all(share > 0 for share in shares) or not sum(shares) < inf:
         raise InputError(
-            f"tenants must be 1 to {_MAX_TENANTS} positive shares of the requests, such as 1,2; got {tenants!r}"
+            f"{name} must be 1 to {_MAX_TENANTS} positive shares of the requests, such as 1,2; got {tenants!r}"
         )
     return shares
 

@@ -29,6 +29,7 @@ from ..page_state import shown_state
 from ..results import DeviceResult
 from ..state import State
 from ..views import serving
+from ..words import ORDER_LABELS
 from ._components import (
     Tab,
     figure_panel,
@@ -41,7 +42,7 @@ from ._components import (
 )
 
 _PROGRESS_LABEL: Final[Any] = {"aria-label": "Simulated points"}
-_SEPARATOR: Final = "#"  # between the place of a loop and the link of its state, and between that and loops
+_SEPARATOR: Final = "#"  # between the place of a point and the link of its state, and between that and points
 
 
 def show(results: tuple[DeviceResult, ...], state: State) -> Component:
@@ -70,7 +71,7 @@ def show(results: tuple[DeviceResult, ...], state: State) -> Component:
 
 
 def _choices(state: State) -> list[dict[str, Any]]:
-    """The loops to choose from, by place."""
+    """The points to choose from, by place."""
     return [
         {"label": f"{one.name}, {one.load}", "value": str(place)}
         for place, one in enumerate(serving.load_settings(state))
@@ -82,7 +83,7 @@ def _about(state: State) -> str:
     degrees = serving.degrees(state)
     layouts = f", in tensor parallelism of {_listed(degrees)}" if len(degrees) > 1 else ""
     copies = f", on {state.replicas} replicas, router {state.router}" if state.replicas > 1 else ""
-    order = f", waiting requests by {state.order}" if state.order != FIRST_COME_FIRST_SERVED else ""
+    order = f", waiting requests: {ORDER_LABELS[state.order]}" if state.order != FIRST_COME_FIRST_SERVED else ""
     tenants = f", of tenants with shares {state.tenants}" if state.tenants else ""
     if state.load == "rates":
         rates = [f"{rate:g}" for rate in traffic.rates(state)]
@@ -115,11 +116,11 @@ def _listed(numbers: Sequence[object]) -> str:
     return f"{', '.join(firsts)} and {last}" if firsts else last
 
 
-def _result(loops: Sequence[LoadPoint], reasons: Sequence[str], state: State) -> list[Component]:
-    """Figure, Pareto front and what to start for the best loop within the targets."""
+def _result(points: Sequence[LoadPoint], reasons: Sequence[str], state: State) -> list[Component]:
+    """Figure, Pareto front and what to start for the best point within the targets."""
     wanted_targets = serving.targets(state)
-    best = front(loops, wanted_targets)
-    lines = front_lines(loops, wanted_targets)
+    best = front(points, wanted_targets)
+    lines = front_lines(points, wanted_targets)
     settings = serving.load_settings(state)
     rows = [
         (
@@ -128,7 +129,9 @@ def _result(loops: Sequence[LoadPoint], reasons: Sequence[str], state: State) ->
         )
         for one, line in zip(best, lines[1:], strict=True)
     ]
-    parts: list[Component] = [panel(figure_panel("serving-front", serving.front_figure(loops, state)))] if loops else []
+    parts: list[Component] = []
+    if points:
+        parts.append(panel(figure_panel("serving-front", serving.front_figure(points, state))))
     parts.append(panel(
         html.H3("Pareto front within the targets"),
         table([lines[0], *rows]) if rows
@@ -145,7 +148,7 @@ def _result(loops: Sequence[LoadPoint], reasons: Sequence[str], state: State) ->
 
 
 def _report(state: State, place: int) -> list[Component]:
-    """The report of a loop, as `llmviewer simulate` prints it."""
+    """The report of a point, as `llmviewer simulate` prints it."""
     one = serving.load_settings(state)[place]
     run = serving.simulation(state, one)
     title = REPORT.title(run)
@@ -157,7 +160,7 @@ def _report(state: State, place: int) -> list[Component]:
 
 
 def register(app: Dash) -> None:
-    """Simulates a loop when the browser asks for it, and draws those that it has collected."""
+    """Simulates a point when the browser asks for it, and draws those that it has collected."""
     register_clientside(
         app, "startServing", Output("serving-ask", "data"), Input("serving-jobs", "data"), at_start=True
     )  # fmt: skip

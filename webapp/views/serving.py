@@ -35,7 +35,7 @@ _REQUESTS_PER_CLIENT, _TASKS_PER_CLIENT = 10, 5
 _REQUESTS_OF_RATE, _TASKS_OF_RATE = 400, 50
 _MIN_REQUESTS: Final = 20
 _MAX_CALLS: Final = 1000  # of sessions and tasks: some two seconds
-_MAX_LOOPS: Final = 64
+_MAX_POINTS: Final = 64
 _PLANNED_FIELDS: Final = (  # that `llmviewer plan` has as options
     "quant", "library", "engine", "memory_fraction", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
 )  # fmt: skip
@@ -151,7 +151,7 @@ def plan_command(state: State, one: LoadPoint) -> str:
 
 
 def _command(words: str, options: Mapping[str, Any], state: State, one: LoadSetting, names: Sequence[str]) -> str:
-    """A command with options, and those of the setting of a loop that it takes."""
+    """A command with options, and those of the setting of a load that it takes."""
     defaults, side = State(), load_state(state, one)
     changed = {
         _OPTIONS.get(name, name): getattr(side, name)
@@ -168,7 +168,7 @@ def load_state(state: State, one: LoadSetting) -> State:
 
 
 def simulation(state: State, one: LoadSetting) -> Simulation:
-    """The simulation of a loop.
+    """The simulation of a load.
 
     Raises InputError if it is impossible, or takes too long.
     """
@@ -179,7 +179,7 @@ def simulation(state: State, one: LoadSetting) -> Simulation:
 
 
 def simulated(state: State, place: int) -> dict[str, Any]:
-    """The loop at a place of load_settings() as JSON; with a reason in place of numbers if it is impossible."""
+    """The point at a place of load_settings() as JSON; with a reason in place of numbers if it is impossible."""
     one = load_settings(state)[place]
     row: dict[str, Any] = {"place": place, "reason": ""}
     try:
@@ -209,7 +209,7 @@ def _numbers(run: Simulation) -> dict[str, Any]:
 
 
 def loads_of(text: str | None, state: State) -> tuple[list[LoadPoint], list[str]]:
-    """Parses the loops that a browser has collected; and the reasons why others are impossible, once each.
+    """Parses the points that a browser has collected; and the reasons why others are impossible, once each.
 
     Raises InputError if the text is not what simulated() wrote.
     """
@@ -217,13 +217,13 @@ def loads_of(text: str | None, state: State) -> tuple[list[LoadPoint], list[str]
         rows = json.loads(text or "[]")
         settings = load_settings(state)
         kind = "" if state.traffic == "requests" else state.traffic.removesuffix("s")
-        return _loops(rows[:_MAX_LOOPS], settings, kind), _reasons(rows[:_MAX_LOOPS], settings)
+        return _points(rows[:_MAX_POINTS], settings, kind), _reasons(rows[:_MAX_POINTS], settings)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-        raise InputError("loops: are damaged; reload the page") from None
+        raise InputError("serving: the points are damaged; reload the page") from None
 
 
-def _loops(rows: Iterable[dict[str, Any]], settings: Sequence[LoadSetting], kind: str) -> list[LoadPoint]:
-    loops = []
+def _points(rows: Iterable[dict[str, Any]], settings: Sequence[LoadSetting], kind: str) -> list[LoadPoint]:
+    points = []
     for row in rows:
         one = settings[int(row["place"])]
         for basis in ("bound", "expected"):
@@ -231,11 +231,11 @@ def _loops(rows: Iterable[dict[str, Any]], settings: Sequence[LoadSetting], kind
                 numbers = {
                     str(key): float("nan") if value is None else float(value) for key, value in row[basis].items()
                 }
-                loops.append(LoadPoint(
+                points.append(LoadPoint(
                     name=one.name, place=int(row["place"]),
                     basis=basis, concurrency=one.concurrency, rate=one.rate, numbers=numbers, kind=kind,
                 ))  # fmt: skip
-    return loops
+    return points
 
 
 def _reasons(rows: Iterable[dict[str, Any]], settings: Sequence[LoadSetting]) -> list[str]:
@@ -252,6 +252,6 @@ def targets(state: State) -> Targets:
     return Targets(ttft_s=state.ttft / 1e3, tpot_s=state.tpot / 1e3, percentile=int(state.within.removeprefix("p")))
 
 
-def front_figure(loops: Sequence[LoadPoint], state: State) -> PageFigure:
+def front_figure(points: Sequence[LoadPoint], state: State) -> PageFigure:
     """Throughput per device against the speed of a request."""
-    return page_figure(serving_front.figure(loops, targets(state)))
+    return page_figure(serving_front.figure(points, targets(state)))

@@ -36,6 +36,7 @@ class Stream(NamedTuple):
 WHOLE_PASS: Final = Stream()  # the whole pass
 SOURCE: Final = Stream("source")  # input of an encoder
 TARGET: Final = Stream("target")  # output of its decoder
+BATCH_SHARE: Final = "batch_share"  # name of the streams of batch_share()
 
 
 def images(patches: int, tiles: int = 1) -> Stream:
@@ -95,6 +96,11 @@ def resized(share: float) -> Stream:
 def replicas(ranks: float) -> Stream:
     """The passes of `ranks` devices with equal work, together."""
     return Stream("replicas", (ranks,))
+
+
+def batch_share(ranks: int) -> Stream:
+    """The sequences of the rank with most of them, of `ranks` that divide the batch."""
+    return Stream(BATCH_SHARE, (ranks,))
 
 
 class Feature(NamedTuple):

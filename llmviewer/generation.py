@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from .forms import CONTEXT_INDEPENDENT, PERIODIC, TARGET, WHOLE_PASS, Feature, Num
+from .forms import BATCH_SHARE, CONTEXT_INDEPENDENT, PERIODIC, TARGET, WHOLE_PASS, Feature, Num
 from .parallel.layout import ONE_DEVICE, Layout
 from .records import frozen
 from .roofline import Plan
@@ -118,7 +118,11 @@ def _step_by_step(plan: Plan, first: Num, last: Num, **sequences: Num) -> Num:
 
 def _bends(features: Iterable[Feature], prompt: Num) -> tuple[list[Num], list[float]]:
     """The lengths at which features bend, and the periods of periodic bends."""
-    limits = {(f.stream, f.arguments[-1], f.name) for f in features if f.arguments and f.arguments[-1] < inf}
+    limits = {
+        (WHOLE_PASS if f.stream.name == BATCH_SHARE else f.stream, f.arguments[-1], f.name)
+        for f in features
+        if f.arguments and f.arguments[-1] < inf
+    }
     shift = {WHOLE_PASS: 0, TARGET: prompt - 1}  # decoder lengths start at the end of the encoder's input
     bends = [limit + shift[stream] for stream, limit, name in limits if stream in shift and name not in PERIODIC]
     periods = {limit for stream, limit, name in limits if stream == WHOLE_PASS and name in PERIODIC}

@@ -400,6 +400,14 @@ class LayoutOptions(DegreeOptions, RedundancyOptions, total=False):
             default=False,
         ),
     ]
+    batch_sharded_attention: Annotated[
+        bool,
+        Parameter(
+            about="With fewer key heads than tp, divide sequences instead of replicating keys.",
+            more="Ranks that share a key head exchange queries and results by all-to-all (arXiv:2211.05102).",
+            default=False,
+        ),
+    ]
     layout: Annotated[
         "str | Layout",
         Parameter(about="All degrees of parallelism in one: 'tp=4 ep=4'.", default="", metavar="DEGREES"),

@@ -272,6 +272,12 @@ class Workload:
         """The passes of `ranks` devices with equal work, together."""
         return _PartialPass(tuple(s.times(ranks) for s in self.groups))
 
+    def batch_share(self, ranks: float) -> Workload:
+        """The pass of the rank with most sequences, of `ranks` that divide the batch; groups have equal shares."""
+        batch = reduce(add, (s.batch for s in self.groups))
+        share = np.ceil(np.divide(batch, ranks)) / np.maximum(batch, 1)
+        return Workload(tuple(s.times(share) for s in self.groups))
+
     def sampled(self, share: float) -> Workload:
         """The fraction `share` of the tokens, chosen independently."""
         return _Sampled(tuple(s.times(share) for s in self.groups), share=share)

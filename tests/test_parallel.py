@@ -18,7 +18,7 @@ from llmviewer.generation import decode_s, generation, prefill_s
 from llmviewer.memory import memory, weight_bytes
 from llmviewer.model import kv_cache
 from llmviewer.model_files import load_model
-from llmviewer.operators.attention import Attention
+from llmviewer.operators.attention import Attention, FlashAttention
 from llmviewer.operators.base import RETAINED_ROLES, Role, Tensor
 from llmviewer.operators.collectives import AllGather, AllReduce, AllToAll, Collective, Group, Send
 from llmviewer.operators.elementwise import Rope
@@ -851,3 +851,56 @@ def test_notes_state_unknown_link_latencies_and_replicated_operators():
 def test_a_batch_that_does_not_divide_takes_no_more_parts_than_it_needs(batch, asked, parts, share):
     layout = Layout(pp=4, micro_batches=asked)
     assert (layout.micro_batch_count(batch), layout.micro_batch_size(batch)) == (parts, share)
+
+
+@pytest.mark.parametrize(("batch", "busiest"), [(64, 8), (3, 1)])
+def test_batch_sharded_attention_has_the_nth_part_of_the_keys_of_a_single_head(batch, busiest):
+    """Gemma 2B has one key head of 256 elements and 8 query heads: a device had all keys with one query head."""
+    plain, sharded = (
+        Setting.of("gemma-2b", "h100-sxm", tp=8, batch_sharded_attention=on).decode_graph for on in (False, True)
+    )
+    step = Workload.decode(batch=batch, kv_len=4096)
+    assert evaluate(kv_cache(plain), step) == 8 * evaluate(kv_cache(sharded), step) == batch * 4096 * 18 * 2 * 256 * 2
+    replicated, attention = (
+        next(op for _, op in graph if isinstance(op, FlashAttention)) for graph in (plain, sharded)
+    )
+    assert evaluate(replicated.work().kv_bytes, step) == batch * 4096 * 2 * 256 * 2
+    assert evaluate(attention.work().kv_bytes, step) == busiest * 4096 * 2 * 256 * 2
+    assert evaluate(attention.work().activation_bytes, step) == 2 * busiest * 8 * 256 * 2  # queries and results
+    assert evaluate(attention.work().ops, step) == busiest * 8 * 4096 * (4 * 256 + 5)
+
+
+def test_batch_sharded_attention_sends_queries_and_results_of_the_sequences_of_other_ranks():
+    prompt, step = Workload.prefill(batch=64, prompt=1024), Workload.decode(batch=64, kv_len=4096)
+    setting = Setting.of("gemma-2b", "h100-sxm", tp=8, batch_sharded_attention=True)
+    for graph, tokens in ((setting.graph, 64 * 1024), (setting.decode_graph, 64)):
+        sent = [op for _, op in graph.check() if isinstance(op, AllToAll)]
+        assert [op.name for op in sent] == ["q_rope_all_to_all", "attention_all_to_all"]
+        for op in sent:  # seven eighths of one head of each token
+            link_bytes = {str(r): evaluate(f, prompt if tokens > 64 else step) for r, f in op.link_traffic().items()}
+            assert link_bytes["link scale_up"] == tokens * 256 * 2 * 7 / 8
+
+
+def test_batch_sharded_attention_divides_sequences_among_the_ranks_of_each_key_head_alone():
+    """Qwen3 32B has 8 key heads: 16 ranks are 8 pairs, and 8 ranks share none."""
+    step = Workload.decode(batch=4, kv_len=1000)
+    for tp, ranks in ((8, 1), (16, 2)):
+        plain, sharded = (
+            Setting.of("qwen3-32b", H100, tp=tp, batch_sharded_attention=on).decode_graph for on in (False, True)
+        )
+        assert evaluate(kv_cache(plain), step) == ranks * evaluate(kv_cache(sharded), step)
+        assert [op.group.size for _, op in sharded if isinstance(op, AllToAll)] == ([ranks] * 2 if ranks > 1 else [])
+    with pytest.raises(InputError, match="needs ranks that share key heads"):
+        Setting.of("gemma-2b", "h100-sxm", cp=2, batch_sharded_attention=True)
+
+
+def test_expected_attention_of_a_batch_share_is_that_of_its_sequences_with_all_heads():
+    """A rank with 8 of 64 sequences and all 8 heads runs the kernel that one device runs for a batch of 8."""
+    sharded = analyze("gemma-2b", "h100-sxm", tp=8, batch=64, prompt=2048, gen=8, batch_sharded_attention=True)
+    alone = analyze("gemma-2b", "h100-sxm", batch=8, prompt=2048, gen=8)
+    for name in ("prefill", "decode"):
+        times = [
+            next(op.expected_time_s for op in getattr(one.phases, name).operators if op.name == "attention")
+            for one in (sharded, alone)
+        ]
+        assert times[0] == pytest.approx(times[1])

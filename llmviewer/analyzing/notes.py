@@ -17,12 +17,13 @@ from ..expectation.whole_passes import backends
 from ..ggml import BY_NAME
 from ..graph import Block, Graph
 from ..model import Model
-from ..operators.attention import Indexer
+from ..operators.attention import Attention, Indexer
 from ..operators.base import Operator
 from ..operators.block_sparse import BlockIndexer
 from ..operators.collectives import SCALE_OUT, SCALE_UP
 from ..operators.fused import parts_of
 from ..operators.linear import ExpertsLinear, LatentExpansion, Linear, Router
+from ..operators.masks import ShardedSequences
 from ..parallel import busiest
 from ..parallel.layout import Network
 from ..parallel.overlap import Overlapped
@@ -101,6 +102,8 @@ def notes(evaluation: Evaluation, *, generated: int) -> tuple[str, ...]:
     sentences.extend(_idle_replicas(setting, batch))
     if setting.layout.two_batch_overlap:
         sentences.extend(_two_batches(setting, batch=batch, prompt=prompt))
+    if setting.layout.batch_sharded_attention:
+        sentences.extend(_shared_sequences(setting, batch))
     uneven = setting.expert_skew or setting.layout.redundant_experts
     if setting.layout.ep > 1 and routed and uneven:
         load = busiest(model.graph.then(skew(setting.expert_skew)), Network.of(setting.hardware, setting.layout))
@@ -267,6 +270,17 @@ def _two_batches(setting: Setting, *, batch: int, prompt: int) -> list[str]:
             times = f"{seconds(overlap_s)} with it, {seconds(plain_s)} without"
             sentences.append(f"two-batch overlap slows down {name}: {times}; each half-batch reads all weights")
     return sentences
+
+
+def _shared_sequences(setting: Setting, batch: int) -> Iterator[str]:
+    """Whether ranks divide sequences for attention, and have at least one each."""
+    masks = [op.heads.mask for _, op in setting.graph if isinstance(op, Attention)]
+    ranks = max((mask.ranks for mask in masks if isinstance(mask, ShardedSequences)), default=0)
+    sequences = setting.layout.micro_batch_size(batch)
+    if not ranks:
+        yield f"batch-sharded attention has no effect: no ranks of {setting.layout} have the same key head"
+    elif sequences < ranks:
+        yield f"batch-sharded attention leaves ranks idle: {sequences:g} sequences for {ranks} ranks with one key head"
 
 
 def _pass_s(setting: Setting, phase: str, *, batch: int, prompt: int) -> float:

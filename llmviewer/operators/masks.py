@@ -11,6 +11,7 @@ from ..forms import (
     TOKENS,
     Form,
     all_pairs,
+    batch_share,
     cells,
     chosen_kv,
     chunked_kv,
@@ -452,6 +453,37 @@ class ShardedQueries(ShardedKeys):
 
     def streamed(self, tile: float, resident: float) -> Form | None:
         return self.mask.streamed(tile * self.ranks, resident)
+
+
+@frozen
+class ShardedSequences(Mask):
+    """A mask on the one of `ranks` devices with most sequences, which they divide."""
+
+    mask: Mask
+    ranks: int
+
+    @property
+    def pairs(self) -> Form:
+        return self.mask.pairs.on(batch_share(self.ranks))
+
+    @property
+    def cells(self) -> Form:
+        return self.mask.cells.on(batch_share(self.ranks))
+
+    @property
+    def keys_read(self) -> Form:
+        return self.mask.keys_read.on(batch_share(self.ranks))
+
+    @property
+    def keys_cached(self) -> Form:
+        return self.mask.keys_cached.on(batch_share(self.ranks))
+
+    def streamed(self, tile: float, resident: float) -> Form | None:
+        rows = self.mask.streamed(tile, resident)
+        return None if rows is None else rows.on(batch_share(self.ranks))
+
+    def __str__(self) -> str:
+        return str(self.mask)
 
 
 @frozen

@@ -14,6 +14,7 @@ from .context import shared_context
 from .experts import ExpertPlaces
 from .layout import Network
 from .pipeline import staged
+from .sequences import shared_sequences
 
 
 def parallel(network: Network, *, decode: bool) -> Transform:
@@ -26,7 +27,8 @@ def parallel(network: Network, *, decode: bool) -> Transform:
     def one(block: Block) -> Block:
         if block.stream.name == "images":  # engines replicate image encoders on all ranks
             return block
-        return BlockSharding(block, network.group("tp"), expert_places(block, network)).placed()
+        placed = BlockSharding(block, network.group("tp"), expert_places(block, network)).placed()
+        return shared_sequences(block, placed, network) if layout.batch_sharded_attention else placed
 
     def transform(graph: Graph) -> Graph:
         if layout.tp * layout.ep > 1:

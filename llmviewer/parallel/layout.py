@@ -45,6 +45,7 @@ class Layout:
                        forwards it
     overlap            collectives overlap with the launch before them
     two_batch_overlap  a batch is cut into two micro-batches; collectives of one overlap with computation of the other
+    batch_sharded_attention  ranks that share a key head divide sequences, instead of each having all of its keys
     redundant_experts  copies of popular experts in each layer, to balance the load of ranks
     """
 
@@ -58,6 +59,7 @@ class Layout:
     hierarchical_all_to_all: bool = False
     overlap: bool = False
     two_batch_overlap: bool = False
+    batch_sharded_attention: bool = False
     redundant_experts: int = 0
 
     def __post_init__(self) -> None:
@@ -149,6 +151,10 @@ _DEPENDENT_SETTINGS: Final[
     "two_batch_overlap": (
         lambda layout: _shares(layout) and layout.pp == 1,
         "two-batch overlap needs collectives and no pipeline; give tp, cp or ep, and no pp",
+    ),
+    "batch_sharded_attention": (
+        lambda layout: layout.tp > 1 and layout.cp == 1,
+        "batch-sharded attention needs ranks that share key heads and hold whole sequences; give tp, and no cp",
     ),
     "redundant_experts": (
         lambda layout: layout.ep > 1,

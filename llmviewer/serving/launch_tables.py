@@ -12,7 +12,7 @@ from functools import cached_property
 from operator import add, itemgetter
 from typing import Any, Final
 
-from ..forms import ADDITIVE, Feature, Form, Num, evaluate
+from ..forms import ADDITIVE, BATCH_SHARE, Feature, Form, Num, evaluate
 from ..roofline import Plan
 from ..workload import Spans, Workload
 
@@ -83,7 +83,7 @@ class LaunchTable:
         self._order = sorted(range(len(places)), key=places.__getitem__)  # the order of summation of Plan.time_s()
         self._steady_times: dict[object, list[float]] = {}
         features = sorted(frozenset(f for forms, _ in varying for form in forms for f in form.features()))
-        self._summed = [feature for feature in features if feature.name in ADDITIVE and not feature.device_arguments]
+        self._summed = [feature for feature in features if _is_additive(feature)]
         self._group_amounts = list(map(_group_amount, self._summed))
         self._other = [feature for feature in features if feature not in self._summed]
         numbers = {feature: number for number, feature in enumerate((*self._summed, *self._other))}
@@ -172,6 +172,11 @@ class _TotalsTable:
             times = _times(self._launches, {feature: float(feature.of(workload)) for feature in self._features})
             remember(self._entries, key, times)
         return times
+
+
+def _is_additive(feature: Feature) -> bool:
+    """Whether the value of a feature is the sum of those of groups: the largest share of a batch is not."""
+    return feature.name in ADDITIVE and feature.stream.name != BATCH_SHARE and not feature.device_arguments
 
 
 def _group_amount(feature: Feature) -> Callable[[Spans], float]:

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import inf
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
 from ...forms import Num, evaluate
-from ...operators.attention import QK, SV, FlashAttention, Indexer
+from ...operators.attention import QK, SV, Attention, FlashAttention, Indexer
 from ...operators.base import RETAINED_ROLES
 from ...operators.block_sparse import BlockIndexer
-from ...operators.masks import Causal, Mask, PoolingMask, ShardedKeys, ShardedQueries, Tiled
+from ...operators.masks import Causal, Mask, PoolingMask, ShardedKeys, ShardedQueries, ShardedSequences, Tiled
 from ...workload import Spans, Workload
 from ..families import Implementation
 from ._kernel import LibraryKernel
 from ._movers import COPY, mover
 from ._work import LaunchWork
 
+_Attention = TypeVar("_Attention", bound=Attention)
 _MIN_PROMPT_QUERIES: Final = 128  # queries of a sequence in the shortest measured prompts
 
 
@@ -34,6 +35,7 @@ def attention(op: FlashAttention, alike: Workload, work: LaunchWork, sharing: Nu
     sharing  sequences whose queries are heads of one
     """
     (spans,) = alike.groups
+    op = _of_its_sequences(op)
     if spans.prefixes and isinstance(op.heads.mask, Causal) and np.all(np.less_equal(spans.q_len, 1)):
         for segment, copies in _segments(spans, op.heads.mask.window):
             yield from attention(op, Workload((segment,)), work, copies)
@@ -93,6 +95,12 @@ def attention(op: FlashAttention, alike: Workload, work: LaunchWork, sharing: Nu
     )
 
 
+def _of_its_sequences(op: _Attention) -> _Attention:
+    """An operator as one rank runs it on its sequences, which LaunchWork.groups holds."""
+    mask = op.heads.mask
+    return replace(op, heads=replace(op.heads, mask=mask.mask)) if isinstance(mask, ShardedSequences) else op
+
+
 def _segments(spans: Spans, window: float) -> Iterator[tuple[Spans, Num]]:
     """Yields segments of the cache that differ in the number of sequences that share them, and that number.
 
@@ -143,7 +151,7 @@ def cache_write(op: FlashAttention, works: Mapping[int, LaunchWork]) -> Iterator
 
 def scores(op: QK | SV, alike: Workload, work: LaunchWork) -> LibraryKernel:
     """A product per head: of queries with keys, or of scores with values."""
-    heads, (spans,) = op.heads, alike.groups
+    heads, (spans,) = _of_its_sequences(op).heads, alike.groups
     tokens = np.maximum(np.multiply(spans.batch, spans.q_len), 1)
     keys = np.maximum(np.divide(evaluate(heads.mask.cells, alike), tokens), 1)
     n, k = (keys, heads.head_dim) if isinstance(op, QK) else (heads.out_dim, keys)

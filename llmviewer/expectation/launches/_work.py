@@ -7,8 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from ...forms import ONE, Form, Num, Stream, evaluate, total
+from ...forms import ONE, Form, Num, Stream, batch_share, evaluate, total
+from ...operators.attention import Attention
 from ...operators.base import Operator
+from ...operators.masks import ShardedSequences
 from ...parallel.overlap import Overlapped
 from ...records import frozen
 from ...roofline import OperatorEstimate, PlannedOperator
@@ -85,6 +87,8 @@ class LaunchWork:
 def stream_of(row: PlannedOperator | OperatorEstimate) -> Stream:
     """Stream of an operator: that of its block, unless its results belong to another one."""
     op = row.operator.first if isinstance(row.operator, Overlapped) else row.operator
+    if isinstance(op, Attention) and isinstance(op.heads.mask, ShardedSequences):
+        return batch_share(op.heads.mask.ranks)
     output_streams = (
         (feature.stream for t in op.outputs for feature, _ in t.rows.terms) if row.block.stream.name else ()
     )

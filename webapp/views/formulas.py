@@ -48,6 +48,7 @@ STREAMS: Final[Mapping[str, str]] = {  # parts of the workload that some blocks 
     "denoising": "of the action decoder over {0:,g} tokens",
     "logit_tokens": "of tokens with logits",
     "replicas": "of {0:,g} ranks",
+    "batch_share": "of the sequences of one of {0:,g} ranks",
     "sampled": "for a share of {0:.3g} of the tokens",
     "sampled_sequences": "for a share of {0:.3g} of the sequences",
     "pass_fraction": "in a share of {0:.3g} of the passes",

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from llmviewer.devices.files import hardware_names, load_hardware
@@ -10,7 +11,7 @@ from llmviewer.errors import InputError
 from llmviewer.expectation import transfer
 from llmviewer.expectation.device import device_of, find_device
 from llmviewer.expectation.device_similarity import generation
-from llmviewer.expectation.families import Implementation
+from llmviewer.expectation.families import FAMILIES, Implementation
 from llmviewer.expectation.index import index
 from llmviewer.expectation.profile import shipped
 from llmviewer.expectation.scaling import scaled_parameters
@@ -96,3 +97,22 @@ def test_devices_that_are_alike_in_what_matters_use_the_fits_that_each_would_sel
                     select_fits(family, device, implementation, fits)
             else:
                 assert select_fits(family, device, implementation, fits) == alone
+
+
+def test_kernels_measured_with_one_model_start_on_others_as_those_of_their_algorithm():
+    """Of vLLM's Marlin for MXFP4 on H100 only 896 experts were measured, 16 of a token; for int4 many models were."""
+    fits = [fit for fit in index().fits if (fit.family, fit.device) == ("moe", "h100-sxm")]
+    vllm = [fit for fit in fits if fit.implementation.library == "vllm"]
+    own = next(fit for fit in vllm if "marlin" in fit.implementation.kernel and fit.shape_families)
+    starts = [fit.parameters["start_us"] for fit in vllm if fit is not own and "marlin" in fit.implementation.kernel]
+    selection = select_fits("moe", H100, own.implementation, fits)
+    assert selection.like_start_us == (pytest.approx(sum(starts) / 2),)  # the median of two
+    estimator = transfer.Estimator(selection=selection, device=H100, implementation=own.implementation)
+    alone = replace(estimator, selection=replace(selection, like_start_us=()))
+    measured, other = ((3584, 3072, 16, 896), (2880, 2880, 4, 128))
+    sizes = dict(zip(("hidden", "inter", "topk", "experts"), np.array([measured, other], dtype=float).T, strict=True))
+    optional = {name: np.full(2, value) for name, value in FAMILIES["moe"].optional.items()}
+    shapes = {**optional, "tokens": np.ones(2), **sizes}
+    with_like, without = (one.expect(shapes).expected for one in (estimator, alone))
+    assert with_like[0] == without[0]
+    assert 20e-6 < without[1] - with_like[1] < 40e-6

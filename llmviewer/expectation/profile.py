@@ -130,12 +130,19 @@ class KernelFit:
         """Number of sizes outside the measured range, by shape; not those by which shape families differ if the fit is
         of few of them, as `held_out` is of others then.
         """
-        family = FAMILIES[self.family]
-        sizes = _profile_sizes(family, shapes)
+        groups = FAMILIES[self.family].groups
+        return self._outside(shapes, [name for name in self.sizes if not (self.shape_families and name in groups)])
+
+    def is_of_other_family(self, shapes: Shapes) -> Array:
+        """Mask of the shapes of a family that is outside the measured ones."""
+        return self._outside(shapes, [name for name in self.sizes if name in FAMILIES[self.family].groups]) > 0
+
+    def _outside(self, shapes: Shapes, names: Sequence[str]) -> Array:
+        """Number of these sizes outside the measured range, by shape."""
+        sizes = _profile_sizes(FAMILIES[self.family], shapes)
         outside = [
             (sizes[name] < smallest * (1 - _SIZE_TOLERANCE)) | (sizes[name] > largest * (1 + _SIZE_TOLERANCE))
-            for name, (smallest, largest) in self.sizes.items()
-            if not (self.shape_families and name in family.groups)
+            for name, (smallest, largest) in ((name, self.sizes[name]) for name in names)
         ]
         return np.sum(outside, axis=0, dtype=int) if outside else np.zeros(1, dtype=int)
 

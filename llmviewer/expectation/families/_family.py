@@ -109,6 +109,7 @@ class Family(ABC):
     memory_bound              kernels spend most of their time on bytes that they read once
     latency_limited           matrix units wait for loads and exponentials, a number of clocks whatever their rate
     power_limited             kernels run on matrix units long enough for the power limit to lower their clock
+    launches_as_algorithm     kernels are several launches, as many and as long in all kernels of one algorithm
     cpu_parameters            default parameters on a CPU that differ: fitted to torch 2.13 on an EPYC
     """
 
@@ -130,6 +131,7 @@ class Family(ABC):
     memory_bound: ClassVar[bool] = False
     latency_limited: ClassVar[bool] = False
     power_limited: ClassVar[bool] = False
+    launches_as_algorithm: ClassVar[bool] = False
     cpu_parameters: ClassVar[Parameters] = {}
 
     @abstractmethod

@@ -47,6 +47,7 @@ class Moe(Family):
     groups = ("hidden", "inter", "topk", "experts")
     memory_bound = True
     power_limited = True
+    launches_as_algorithm = True
     variants = ("", "whole", "triton", "triton whole", "tokens", "mean", "marlin", "marlin whole", "tall")
     untuned_variants = ("tall",)
     parameters = (

@@ -88,8 +88,8 @@ scripts set them. TensorRT-LLM's prompts of 1024 tokens in 8 bits wait for other
 H100 and H200 are Marlin's (`VLLM_MXFP4_USE_MARLIN`, here `--experts-kernel marlin`). What lies between clients and
 steps is in [serving.md](serving.md#time-to-first-token); one of its numbers, TensorRT-LLM's host time of a launch in
 prefills, was fitted to half of the settings, chosen by a hash of their names. The other half was computed once then,
-once when fused launches were expected, and once when ranks waited for the one with most experts and these two settings
-were taken from the scripts:
+once when fused launches were expected, once when ranks waited for the one with most experts and these two settings
+were taken from the scripts, and once when Marlin's kernels started as with other models:
 
 | engine | input tokens | results | error: median, mean | bias (median ratio) | {flight} |
 |---|---|---|---|---|{rules}|
@@ -138,9 +138,10 @@ _WEAK = """
   us as measured with TensorRT-LLM. TensorRT-LLM's experts in 8 bits were measured with DeepGEMM, and these runs use
   its own kernels.
 - **gpt-oss on H100 and H200 with vLLM**: Marlin's kernel was measured with another model's experts only, of which a
-  layer has 896: prompts are expected as measured, steps that decode 1.2 times too slow (Triton's kernel would make
-  steps right and prompts 1.4 to 1.7 times too fast). These runs are of vLLM of January 2026 (`--engine-version 0.13`),
-  which fuses no all-reduces by default; B200's script asks for it.
+  layer has 896. It starts on gpt-oss as vLLM's Marlin does on many models in int4
+  ([ASSUMPTIONS.md](../ASSUMPTIONS.md)); with the start of 896 experts, steps would be expected 1.2 times too slow.
+  Prompts are expected a tenth too fast. These runs are of vLLM of January 2026 (`--engine-version 0.13`), which fuses
+  no all-reduces by default; B200's script asks for it.
 - **TensorRT-LLM's results name layouts that may not be what ran.** In 4 bits with tensor parallelism and 256 in
   flight, or from 64 with prompts of 8192, TTFTs of 1.4 to 2 s are those of prompts that are held back for others,
   though these results name no data parallelism. All are of November 2025. The script of that model chose expert

@@ -100,7 +100,7 @@ def test_devices_that_are_alike_in_what_matters_use_the_fits_that_each_would_sel
 
 
 def test_kernels_measured_with_one_model_start_on_others_as_those_of_their_algorithm():
-    """Of vLLM's Marlin for MXFP4 on H100 only 896 experts were measured, 16 of a token; for int4 many models were."""
+    """vLLM's Marlin on H100: for MXFP4 only 896 experts were measured, 16 of a token; for int4 many models."""
     fits = [fit for fit in index().fits if (fit.family, fit.device) == ("moe", "h100-sxm")]
     vllm = [fit for fit in fits if fit.implementation.library == "vllm"]
     own = next(fit for fit in vllm if "marlin" in fit.implementation.kernel and fit.shape_families)

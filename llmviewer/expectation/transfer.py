@@ -699,11 +699,13 @@ class Estimator:
         """Yields the times by each fit and the fixed parts of them. [s]"""
         family, fits = self.family, self.selection.fits
         seconds = family.seconds if fits[0].device == self.device.name else family.seconds_elsewhere
-        for fit, own, like, f in zip(fits, self._parameters, self._like_parameters, features, strict=True):
-            times_s, fixed_s = seconds(own, f), family.fixed_seconds(own, f)
-            if like and np.any(is_other := fit.is_of_other_family(shapes)):
-                times_s = np.where(is_other, seconds(like, f), times_s)
-                fixed_s = np.where(is_other, family.fixed_seconds(like, f), fixed_s)
+        for fit, own_parameters, like_parameters, f in zip(
+            fits, self._parameters, self._like_parameters, features, strict=True
+        ):
+            times_s, fixed_s = seconds(own_parameters, f), family.fixed_seconds(own_parameters, f)
+            if like_parameters and np.any(is_other := fit.is_of_other_family(shapes)):
+                times_s = np.where(is_other, seconds(like_parameters, f), times_s)
+                fixed_s = np.where(is_other, family.fixed_seconds(like_parameters, f), fixed_s)
             yield times_s, fixed_s
 
     @cached_property

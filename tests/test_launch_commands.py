@@ -160,6 +160,16 @@ def test_unsupported_techniques_are_listed():
     assert "mtp" not in deployed_techniques("mlx")
 
 
+def test_layouts_without_an_option_are_listed():
+    """No engine divides the sequences of ranks that share a key head; llama.cpp overlaps no halves of a batch."""
+    for engine, model, device, own in (
+        ("vllm", "gemma-2b", "h100-sxm", ()),
+        ("llama.cpp", "gemma-2b", "rtx-4090", ("--two-batch-overlap",)),
+    ):
+        _, command = given(engine, model, device, tp=2, batch_sharded_attention=True, two_batch_overlap=True)
+        assert command.unsupported == (*own, "--batch-sharded-attention")
+
+
 @pytest.mark.parametrize("engine", [name for name in server_engines() if name != "mlx"])
 def test_manifests_start_the_same_server(engine):
     model, device, options = SETTINGS[engine][0]

@@ -306,6 +306,11 @@ def launch_command(setting: Setting, *, sequences: int, tokens: int, engine: str
     unsupported += [
         f"{name}={value}" for name in ("pp", "cp") if name not in flag_facts and (value := facts.value(name)) > 1
     ]
+    unsupported += [
+        f"--{name.replace('_', '-')}"
+        for name in ("two_batch_overlap", "batch_sharded_attention")
+        if name not in flag_facts and facts.value(name)
+    ]
     if setting.offload != ON_DEVICE and "gpu_layers" not in flag_facts:
         unsupported.append(f"--offload {setting.offload}")
     moves_parts = setting.placement.attention or (is_second_gpu(setting.host) and setting.placement.experts)
@@ -368,7 +373,9 @@ class _CommandFacts:
             "expert_parallel": layout.ep > 1, "data_parallel": layout.dp > 1,
             "experts_kernel": options.experts_kernel or None,
             "redundant_experts": layout.redundant_experts, "balanced_experts": layout.redundant_experts > 0,
-            "two_batch_overlap": layout.two_batch_overlap, _WEIGHTS: None if mixture else cls._weights_text(setting),
+            "two_batch_overlap": layout.two_batch_overlap,
+            "batch_sharded_attention": layout.batch_sharded_attention,
+            _WEIGHTS: None if mixture else cls._weights_text(setting),
             _CACHE: cache.name if cache else None, "max_model_len": length, "max_num_seqs": running,
             "all_seqs": running * layout.dp, "all_tokens": running * length,
             "max_num_batched_tokens": policy.budget if ":" in scheduler.policy else None,

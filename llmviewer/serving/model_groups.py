@@ -46,6 +46,8 @@ def other_settings(
 
     Raises InputError, with the name of the model, if one is invalid.
     """
+    if not models[1:]:
+        return []
     shared: dict[str, Any] = {name: value for name, value in options.items() if name in _SHARED_OPTIONS}
     if not options:  # of a Setting in place of options
         shared = {

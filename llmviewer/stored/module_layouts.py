@@ -15,7 +15,8 @@ number of the previous layer, {last} that of the last part of a T5 layer, {nth} 
 that is not the first one. Leading names of wrappers, such as "model." and "language_model.", are left out.
 
 `tests/oracle/make_modules.py` compares the names with those of the classes in transformers. Of types that are not
-there, they are those of the published checkpoints.
+there, they are those of the published checkpoints; of st_moe, which has none in this form, those of its
+predecessor, switch_transformers.
 """
 
 from __future__ import annotations
@@ -784,6 +785,16 @@ step3p5 step3p7:
     router=.moe.gate|.mlp.gate shared_down_proj=.share_expert.down_proj|.mlp.shared_experts.down_proj
     shared_gate_proj=.share_expert.gate_proj|.mlp.shared_experts.gate_proj
     shared_up_proj=.share_expert.up_proj|.mlp.shared_experts.up_proj
+st_moe:
+    layers=@.block.{} attn_norm=.layer.0.layer_norm cross_k_proj=.layer.1.EncDecAttention.k
+    cross_norm=.layer.1.layer_norm cross_o_proj=.layer.1.EncDecAttention.o cross_q_proj=.layer.1.EncDecAttention.q
+    cross_v_proj=.layer.1.EncDecAttention.v down_proj=.layer.{last}.mlp.wo embed_tokens=shared
+    expert_down_proj=.layer.{last}.mlp.experts.*.wo expert_gate_proj=.layer.{last}.mlp.experts.*.wi_0
+    expert_up_proj=.layer.{last}.mlp.experts.*.wi_1 final_norm=@.final_layer_norm gate_proj=.layer.{last}.mlp.wi_0
+    k_proj=.layer.0.SelfAttention.k mlp_norm=.layer.{last}.layer_norm o_proj=.layer.0.SelfAttention.o
+    q_proj=.layer.0.SelfAttention.q router=.layer.{last}.mlp.router.classifier
+    shared_down_proj=.layer.{last}.extra_mlp.wo shared_gate_proj=.layer.{last}.extra_mlp.wi_0
+    shared_up_proj=.layer.{last}.extra_mlp.wi_1 up_proj=.layer.{last}.mlp.wi_1 v_proj=.layer.0.SelfAttention.v
 stripedhyena:
     layers=blocks.{} D=.filter.D attn_norm=.pre_norm down_proj=.mlp.l3 embed_tokens=embedding_layer
     gate_proj=.mlp.l1 lm_head=unembed mlp_norm=.post_norm o_proj=.inner_mha_cls.out_proj

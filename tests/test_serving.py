@@ -185,6 +185,18 @@ def test_a_padded_batch_has_memory_for_the_longest_of_each(tight):
     assert found.usage.full_s > 0
 
 
+def test_requests_of_one_token_have_no_times_between_tokens():
+    """Half of the requests have one token: the others' times between tokens alone are summarized."""
+    run = simulate(
+        "llama-3.2-1b", "h100-sxm", rate=1, requests=20, prompt_lengths=100, gen_lengths="uniform:1-2", seed=1
+    )
+    several = run.traffic.gen > 1
+    assert 0 < np.sum(several) < 20
+    metrics = run.metrics
+    assert metrics["gap_s"] == pytest.approx(metrics["tpot_s"])  # of two tokens there is one such time
+    assert len(metrics["gap_s"]) == np.sum(several)
+
+
 def test_the_longest_gap_is_the_longest_wait(steps):
     """Two steps of reading are in the way of one that decodes, one after the other."""
     found = served(steps, traffic((0, 100, 50), (0.05, 3000, 1), (0.05, 3000, 1)))

@@ -209,10 +209,10 @@ class Simulation(Rows):
     @property
     def metrics(self) -> dict[str, Times]:
         """Times of finished requests by name."""
-        finished = self.finished
+        finished, several = self.finished, self.traffic.gen > 1
         return {
             "wait_s": self.wait_s[finished], "ttft_s": self.ttft_s[finished],
-            "tpot_s": self.tpot_s[finished[self.traffic.gen > 1]], "gap_s": self.gap_s[finished],
+            "tpot_s": self.tpot_s[finished[several]], "gap_s": self.gap_s[finished & several],
             "latency_s": self.latency_s[finished],
         }  # fmt: skip
 

@@ -150,6 +150,8 @@ def test_slow_newest_kernels_of_experts_are_named_with_the_option_of_the_server(
     assert not told("qwen3-30b-a3b", "h200-sxm", quant="fp8", batch=32, engine="vllm", experts_kernel="fused_moe")
     with pytest.raises(InputError, match="must be part of the name of a kernel that was measured for these experts, "):
         analyze("qwen3-30b-a3b", "h200-sxm", quant="fp8", engine="vllm", experts_kernel="marlin")
+    (idle,) = notes("experts kernel", "llama-3.1-8b", "h200-sxm", engine="vllm", experts_kernel="marlin")
+    assert idle == "experts kernel marlin has no effect: llama-3.1-8b has no experts"
     slow, fast = (float(one) for one in re.findall(r"([\d.]+) ms", shown)[-2:])
     assert slow > 4 * fast
     assert not told("qwen3-30b-a3b", "h200-sxm", batch=32, engine="vllm")  # bf16: both versions are as fast

@@ -130,6 +130,8 @@ def server_notes(setting: Setting, batch: int, *, prompt_tokens: int) -> Iterato
     engine, layout = setting.engine, setting.layout
     if engine is None:
         return
+    if engine.options.experts_kernel and not has_experts(setting.model.graph):
+        yield f"experts kernel {engine.options.experts_kernel} has no effect: {setting.model.name} has no experts"
     if setting.host_embeddings:
         yield f"{engine.title} keeps {si(setting.host_embeddings)}B of embeddings in host memory"
     limit, most = engine.default_on(setting.hardware).max_batch, engine.options.max_num_batched_tokens

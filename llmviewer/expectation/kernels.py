@@ -131,17 +131,17 @@ class Kernels(KernelTimes):
 
         Raises InputError if no measured kernel of experts has that name.
         """
-        found = super().implementations_for(kernel)
+        implementations = super().implementations_for(kernel)
         if not self._experts_kernel or kernel.family != _EXPERTS:
-            return found
-        asked_kernels = tuple(one for one in found if self._experts_kernel in one.kernel.lower())
-        if not asked_kernels:
-            names = ", ".join(sorted(one.kernel for one in found if one.kernel)) or "none that has a name"
+            return implementations
+        matching = tuple(one for one in implementations if self._experts_kernel in one.kernel.lower())
+        if not matching:
+            names = ", ".join(sorted(one.kernel for one in implementations if one.kernel)) or "none that has a name"
             raise InputError(
                 f"experts_kernel must be part of the name of a kernel that was measured for these experts, {names}; "
                 f"got {self._experts_kernel!r}"
             )
-        return asked_kernels
+        return matching
 
     @cached_property
     def launcher(self) -> Launcher:

@@ -35,6 +35,9 @@ def drawn(logits, draws, *, k=0, p=1.0, temperature=HALVES):
     return tokens.long().bincount(minlength=len(logits)).tolist()
 
 
+TILINGS = load_kernel("sample").tilings(None, None)
+LOGITS_OF = (("bf16", 0.3), ("fp32", 1.0), ("fp16", 3.0))  # data type, scale
+
 # Weights 1/8, 1, 1/2, 1/4, 1/8, of which the sum is 2: of 16 draws 1, 8, 4, 2, 1; of 3 of the two largest alone 2, 1.
 LOGITS = [-3.0, 0.0, -1.0, -2.0, -3.0]
 
@@ -81,8 +84,11 @@ def test_zeros_of_both_signs_are_alike():
 
 
 @pytest.mark.slow("in Triton's interpreter")
-@pytest.mark.parametrize("tile", load_kernel("sample").tilings(None, None), ids=str)
-@pytest.mark.parametrize(("dtype", "scale"), [("bf16", 0.3), ("fp32", 1.0), ("fp16", 3.0)])
+@pytest.mark.parametrize(
+    ("dtype", "scale", "tile"),
+    [(*LOGITS_OF[place % 3], tile) for place, tile in enumerate([*TILINGS, TILINGS[0], TILINGS[0]])],
+    ids=str,
+)
 def test_tokens_are_those_of_a_sort_whatever_the_tiling(dtype, scale, tile):
     """A k of few logits, of more than half of the groups of 128 and of nearly all, each with and without top-p; top-p
     alone, of nearly nothing and of nearly all; thresholds on both sides of 0, and tokens that are masked.

@@ -87,10 +87,9 @@ def test_documented_commands_print_the_shown_output(name, monkeypatch, tmp_path)
 
 COMMAND = re.compile(r"^(?:\w+=\S+ )*llmviewer (\S.*?)(?:\s+#.*)?$", re.MULTILINE)
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}(_[A-Z]+)?\b(?!_)|\[|\.\.\.")  # MODEL, [--batch 8]; MXFP4_MOE is a file type
-TUTORIALS = [page for page in PAGES if page.parent.name == "tutorials"]
 USER_FILES = ("mine.yaml", "measured/", "m/", "my_models", "shortlist:", "gpt2.json")
 BLOCK = re.compile(r"^ *```([^`\n]*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
-LONG_RUNNING = ("measure", "web")
+LONG_RUNNING = ("measure", "web")  # run by test_measure.py and, in a browser, test_webapp_browser.py
 WRITTEN = [*PAGES, *sorted((ROOT / "reports").rglob("*.md"))]
 
 
@@ -119,9 +118,7 @@ def test_commands_of_the_documentation_run(monkeypatch, tmp_path, capsys):
         for command in commands(page):
             words = [shown_files.get(word, word) for word in shlex.split(command)]
             needs_user_files = any(name in command for name in USER_FILES)
-            if page in TUTORIALS and words[0] == "measure":
-                words += ["--backend", "cpu", "--minutes", "0.05"]
-            elif PLACEHOLDER.search(command) or words[0] in LONG_RUNNING or needs_user_files:
+            if PLACEHOLDER.search(command) or words[0] in LONG_RUNNING or needs_user_files:
                 continue
             if "-o" in words:
                 place = words.index("-o") + 1

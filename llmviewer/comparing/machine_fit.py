@@ -20,7 +20,7 @@ from ..model_index import ModelFacts, all_facts
 from ..options import EngineOptions, MachineOptions, document_options
 from ..records import frozen
 from ..rows import Rows
-from ..server_memory import Capacity, capacity
+from ..server_memory import capacity, reserves_memory
 from ..setting import Setting, engine_on, whole_number
 from ..transforms.quantize import PUBLISHED, parse_quantization
 from ..variants.changes import LOCAL_PRECISIONS
@@ -51,7 +51,7 @@ class Fitting:
     """A model that runs on the device, one sequence at a time with `context` tokens.
 
     others       models of the same shape
-    server       memory of the engine with one sequence of `context` tokens
+    evaluation   one sequence of `context` tokens
     max_context  tokens that fit, at most those of the model
     """
 
@@ -59,25 +59,22 @@ class Fitting:
     others: tuple[str, ...]
     quant: str
     evaluation: Evaluation = field(repr=False)
-    server: Capacity = field(repr=False)
     max_context: int
 
     @property
     def memory_bytes(self) -> float:
         """Weights, cache, activations and overhead. [B]"""
-        server = self.server
-        parts = (server.weight_bytes, server.activation_bytes, server.other_bytes)
-        return sum(parts) + self.evaluation.memory.kv_cache_bytes
+        return self.evaluation.memory.total_bytes
 
     @property
     def usable_bytes(self) -> float:
         """Memory of the device that the engine may use. [B]"""
-        return self.memory_bytes + self.room_bytes
+        return self.evaluation.memory.capacity_bytes
 
     @property
     def room_bytes(self) -> float:
         """Memory that is left. [B]"""
-        return self.server.pool_bytes - self.evaluation.memory.kv_cache_bytes
+        return self.usable_bytes - self.memory_bytes
 
     @property
     def bound_s(self) -> float:
@@ -237,18 +234,17 @@ def fit(
         trial = search.widest(facts)
         if trial.refusal and not trial.evaluation:
             refused += [(name, trial.refusal) for name in names]
-        elif trial.server is None or trial.evaluation is None or not trial.server.starts:
+        elif trial.evaluation is None or not trial.runs:
             too_large += names
-            if trial.server and trial.server.longest_model_len:
-                tokens = trial.server.longest_model_len
-                shorter += [ShorterContext(name, trial.quant, tokens) for name in names]
+            if trial.longest:
+                shorter += [ShorterContext(name, trial.quant, trial.longest) for name in names]
         elif not trial.fast:
             too_slow += names
         else:
             quant, evaluation = trial.quant, trial.evaluation
             fitting.append(
                 Fitting(
-                    facts=facts, others=tuple(names[1:]), quant=quant, evaluation=evaluation, server=trial.server,
+                    facts=facts, others=tuple(names[1:]), quant=quant, evaluation=evaluation,
                     max_context=_max_context(evaluation.setting, length),
                 )
             )  # fmt: skip
@@ -313,11 +309,16 @@ def _shapes(facts: Sequence[ModelFacts]) -> list[list[ModelFacts]]:
 
 
 class _TriedPrecision(NamedTuple):
-    """A precision of a model that was tried; the reason if none could be."""
+    """A precision of a model that was tried; the reason if none could be.
+
+    runs     whether the context fits
+    longest  most tokens that fit if it does not
+    """
 
     quant: str = ""
     evaluation: Evaluation | None = None
-    server: Capacity | None = None
+    runs: bool = False
+    longest: int = 0
     fast: bool = False
     refusal: str = ""
 
@@ -346,16 +347,16 @@ class _Search:
                 continue
             try:
                 evaluation = self._evaluated(facts.name, one.quant)
-                server = capacity(evaluation.setting, self.context)
-                step = evaluation.expected_pass_s("decode") if server.starts else None
+                longest = _longest_context(evaluation.setting, self.context)
+                step = evaluation.expected_pass_s("decode") if longest == self.context else None
             except InputError as error:
                 closest = closest if closest.evaluation else _TriedPrecision(refusal=str(error))
                 continue
-            tried = _TriedPrecision(quant=one.quant, evaluation=evaluation, server=server)
-            if server.starts:
+            tried = _TriedPrecision(quant=one.quant, evaluation=evaluation, longest=longest)
+            if longest == self.context:
                 time_s = float(step.expected if step else evaluation.pass_s("decode"))
-                closest = tried._replace(fast=time_s * self.target <= 1)
-            elif closest.server is None or closest.server.longest_model_len < server.longest_model_len:
+                closest = tried._replace(runs=True, fast=time_s * self.target <= 1)
+            elif not closest.evaluation or closest.longest < longest:
                 closest = tried
             if closest.fast:
                 break
@@ -380,24 +381,38 @@ class _Search:
         return Evaluation(setting=setting, batch=1, prompt=prompt, gen=2, kv_len=self.context)
 
 
-def _max_context(setting: Setting, fitting: int) -> int:
-    """Tokens of one sequence with which the server starts, to a hundredth, at most those of the model.
+def _longest_context(setting: Setting, tokens: int) -> int:
+    """Tokens of one sequence that fit, at most `tokens`."""
+    if not reserves_memory(setting):
+        return tokens if _fits(setting, tokens) else _largest_context(setting, 0, tokens)
+    server = capacity(setting, tokens)
+    return tokens if server.starts and server.concurrency else min(server.longest_model_len, tokens - 1)
 
-    fitting  tokens with which it starts
+
+def _max_context(setting: Setting, fitting: int) -> int:
+    """Tokens of one sequence that fit, to a hundredth, at most those of the model.
+
+    fitting  tokens that fit
     """
-    if setting.engine is None:
-        return capacity(setting).longest_model_len
     most = setting.model.max_context or _UNLIMITED
-    if fitting >= most or _starts(setting, most):
-        return most
+    return most if fitting >= most or _fits(setting, most) else _largest_context(setting, fitting, most)
+
+
+def _largest_context(setting: Setting, fitting: int, most: int) -> int:
+    """Tokens of one sequence that fit, to a hundredth, from `fitting`, which fit, to `most`, which do not."""
     while most - fitting > max(fitting // 100, 1):
         middle = (fitting + most) // 2
-        fitting, most = (middle, most) if _starts(setting, middle) else (fitting, middle)
+        fitting, most = (middle, most) if _fits(setting, middle) else (fitting, middle)
     return fitting
 
 
-def _starts(setting: Setting, tokens: int) -> bool:
-    """Whether the server starts with requests of so many tokens."""
+def _fits(setting: Setting, tokens: int) -> bool:
+    """Whether one sequence of so many tokens fits, and the server starts with it."""
+    if not reserves_memory(setting):
+        prompt = min(_CHUNK, tokens)
+        total_bytes = setting.footprint.total_bytes(batch=1, prompt=prompt, gen=tokens - prompt)
+        return bool(total_bytes <= setting.hardware.capacity)
     assert setting.engine
     options = replace(setting.engine.options, max_model_len=tokens)
-    return capacity(replace(setting, engine=replace(setting.engine, options=options)), tokens).starts
+    server = capacity(replace(setting, engine=replace(setting.engine, options=options)), tokens)
+    return server.starts and server.concurrency > 0

@@ -1295,5 +1295,5 @@ def test_content_stays_readable_while_the_server_computes():
 
 
 def test_the_search_of_models_finds_repositories_on_the_hub():
-    searches = {one["value"]: one["search"] for one in options.model_options(())}
-    assert "meta-llama/Llama-3.1-70B-Instruct" in searches["llama-3.1-70b"].split()
+    names = {one["value"]: one["names"] for one in options.model_options(())}
+    assert "meta-llama/Llama-3.1-70B-Instruct" in names["llama-3.1-70b"].split()

@@ -399,26 +399,32 @@ def test_model_search_ranks_the_best_match_first(page, server):
         ("70b llama 3.3", "Llama 3.3 70B"),
     ):
         page.click("#model")
-        page.locator(".dash-dropdown-search").press_sequentially(search, delay=20)  # once it is there
-        of_first = "t => document.querySelector('.dash-dropdown-option')?.innerText.startsWith(t)"
-        page.wait_for_function(of_first, arg=first)
+        page.keyboard.type(search)  # before the list has drawn its search
+        page.wait_for_function(
+            "([text, first]) => document.querySelector('.dash-dropdown-search')?.value === text"
+            " && document.querySelector('.dash-dropdown-option')?.innerText.startsWith(first)",
+            arg=[search, first],
+        )
         page.keyboard.press("Escape")
-        page.wait_for_selector(".dash-dropdown-option", state="detached")
+        page.wait_for_selector(".dash-dropdown-content", state="detached")
 
 
 def test_clearing_a_search_restores_the_list(page, server):
     open_page(page, f"{server}{PLAIN}")
     listed = options.model_options(())
-    found = page.evaluate(
+    found, restored = page.evaluate(
         "options => {"
-        "  const ranked = window.dash_clientside.llmviewer.ranked;"
-        "  const found = ranked('llama 3 70b', options);"
-        "  return [found, ranked(null, found)];"
+        "  const find = (searched, listed) =>"
+        "    window.dash_clientside.llmviewer.foundOptions(searched, listed, 'gpt2', 'list of the test');"
+        "  const found = find('llama 3 70b', options);"
+        "  return [found, find(null, find('meta-llama/llama-3.1-70b-instruct', found))];"
         "}",
         listed,
     )
-    assert [option["value"] for option in found[0][:2]] == ["llama-3-70b", "llama-3.1-70b"]
-    assert found[1] == listed
+    assert [option["value"] for option in found[:2]] == ["llama-3-70b", "llama-3.1-70b"]
+    assert len(found) < len(listed)
+    assert found[-1]["value"] == "gpt2"  # the chosen one, which the list has to know
+    assert restored == listed
 
 
 def test_technique_search_matches_descriptions(page, server):

@@ -235,7 +235,8 @@ def _register_results(app: Dash) -> None:
 
     for name in ("model", "on"):
         listed = Output(name, "options", allow_duplicate=True)
-        register_clientside(app, "ranked", listed, Input(name, "search_value"), State(name, "options"))
+        listing = (State(name, part) for part in ("options", "value", "id"))
+        register_clientside(app, "foundOptions", listed, Input(name, "search_value"), *listing)
 
 
 def _register_saving(app: Dash) -> None:

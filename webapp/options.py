@@ -77,7 +77,7 @@ def model_options(files: Iterable[File]) -> list[dict[str, str]]:
         {
             "label": f"{model.title} \N{MIDDLE DOT} {_billions(model.parameters)}",
             "value": name,
-            "search": f"{name} {model.title} {' '.join(model.aliases)}",
+            "names": " ".join((name, *model.aliases)),
         }
         for name, model in model_catalogue().items()
     ]
@@ -89,7 +89,7 @@ def device_options(files: Iterable[File]) -> list[dict[str, str]]:
         {
             "label": f"{device.title} \N{MIDDLE DOT} {si(device.bandwidth())}B/s",
             "value": name,
-            "search": f"{name} {device.title} {' '.join(device.aliases)}",
+            "names": " ".join((name, *device.aliases)),
         }
         for name, device in hardware_catalogue().items()
     ]

@@ -53,16 +53,32 @@ document.addEventListener("click", async (event) => {
   }
 });
 
-document.addEventListener(
-  "keydown", // letters go to the search field of an open list, wherever the focus is
-  (event) => {
-    const list = document.activeElement.closest(".dash-dropdown-content");
-    const search = list && list.querySelector(".dash-dropdown-search");
-    const letter = event.key.length === 1 && event.key !== " " && !event.ctrlKey && !event.metaKey && !event.altKey;
-    if (search && letter && document.activeElement !== search) search.focus();
-  },
-  true,
-);
+/* Letters go to the search of a list, wherever the focus is: the list moves it from its button to an option a moment after it
+   opens, and would lose what is typed meanwhile. */
+let isSearching = false; // whether the last key was part of a search, as is a space then
+const searchList = (event) => {
+  const focused = document.activeElement;
+  const wrapper = focused.closest(".dash-dropdown-wrapper");
+  const button = wrapper?.querySelector("button.dash-dropdown");
+  const list = button && window.dash_component_api.getLayout(button.id)?.props;
+  if (!list || list.searchable === false) return;
+  const [search, text] = [wrapper.querySelector(".dash-dropdown-search"), list.search_value || ""];
+  const isLetter = event.key.length === 1 && !event.ctrlKey && !event.metaKey && !event.altKey && (event.key !== " " || isSearching);
+  if (event.type === "keydown" && event.key !== "Shift") isSearching = isLetter || (isSearching && event.key === "Backspace");
+  if (focused !== button) {
+    if (!search || !isSearching || event.type === "keyup") return;
+    if (focused !== search) search.focus();
+    if (search.value !== text) search.value = text; // which is drawn after the next letter
+    return;
+  }
+  if (!isLetter) return;
+  event.preventDefault();
+  event.stopPropagation(); // or the list adds the letter at keyup, if it has the focus then
+  if (event.type === "keyup") return;
+  if (button.getAttribute("aria-expanded") !== "true") button.click();
+  window.dash_clientside.set_props(button.id, { search_value: text + event.key });
+};
+for (const kind of ["keydown", "keyup"]) document.addEventListener(kind, searchList, true);
 
 /* Rank of a list option for the words of a search: matches of whole words before prefixes, in the order of the search, then
    shorter titles. Without a search, options keep their original order. */
@@ -83,7 +99,7 @@ const selectOperator = (operator) => { // on narrow pages the inspector is below
   if (window.innerWidth < 1180) document.querySelector(".inspector").scrollIntoView();
   return operator;
 };
-const originalPlaces = new Map(); // of options, by value
+const completeLists = new Map(); // options of a list that nothing is searched in, by id
 
 /* Points of the serving curves, by the link of their inputs: the server is asked for one after another. */
 const servingPoints = new Map();
@@ -184,16 +200,24 @@ window.dash_clientside = Object.assign({}, window.dash_clientside, {
     point: (clicked) => selectOperator(clicked && clicked.points[0].customdata),
     row: (clicked) => selectOperator(clicked && clicked.rowId && clicked.rowId.slice(clicked.rowId.indexOf(" ") + 1)),
     node: (tapped) => selectOperator(tapped && tapped.op),
-    ranked: (searched, options) => {
-      options.forEach((option, place) => originalPlaces.has(option.value) || originalPlaces.set(option.value, place));
-      const terms = (searched || "").toLowerCase().split(/[\s-]+/).filter((word) => word);
-      const rank = (option) => [...(terms.length ? searchRank(option.label, terms) : []), originalPlaces.get(option.value)];
-      const ranked = options.map((option) => [rank(option), option]).sort(([a], [b]) => {
-        const place = a.findIndex((part, i) => part !== b[i]);
-        return place < 0 ? 0 : a[place] - b[place];
-      });
-      const same = ranked.every(([, option], place) => option === options[place]);
-      return same ? window.dash_clientside.no_update : ranked.map(([, option]) => option);
+    /* Options that a search finds, best first, and those that are chosen, which the list has to know. The list indexes all
+       substrings of its options anew whenever they change: only the complete list has the names that a search is compared
+       with, where the list ignores them. */
+    foundOptions: (searched, options, chosen, id) => {
+      if (options.some(({ names }) => names)) completeLists.set(id, options);
+      const complete = completeLists.get(id);
+      const text = (searched || "").toLowerCase();
+      const parts = text.split(/\s+/).filter((part) => part);
+      if (!parts.length) return options === complete ? window.dash_clientside.no_update : complete;
+      const terms = text.split(/[\s-]+/).filter((word) => word);
+      const matches = ({ label, value, names = "" }) => parts.every((part) => `${label} ${value} ${names}`.toLowerCase().includes(part));
+      const found = complete.filter(matches).map((option) => [searchRank(option.label, terms), option]); // sorted stably
+      found.sort(([[penalty, length]], [[otherPenalty, otherLength]]) => penalty - otherPenalty || length - otherLength);
+      const others = complete.filter((option) => !matches(option) && [chosen].flat().includes(option.value));
+      return [
+        ...found.map(([, { label, value }]) => ({ label, value, search: searched })),
+        ...others.map(({ label, value }) => ({ label, value })),
+      ];
     },
   },
 });

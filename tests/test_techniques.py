@@ -436,19 +436,22 @@ def test_passes_of_speculative_decoding_by_hand():
     """Three drafts at contexts n, n + 1, n + 2, then four tokens at once, for each two tokens."""
     found = setting("speculative:draft=llama-68m,gamma=3,tau=2")
     draft = Setting.of("llama-68m", A100, quant="W16A16")
-    runs = {run.name: run for run in found.schedule(batch=2, prompt=10, gen=4).rest}
+    schedule = found.schedule(batch=2, prompt=10, gen=4)
+    runs = {run.name: run for run in (*schedule.first, *schedule.rest)}
     contexts = (11, 12, 13)
     drafting = sum(float(draft.plan.time_s(step(n + j, batch=2))) for n in contexts for j in range(3)) / 2
     verifying = sum(float(found.plan.time_s(Workload.verify(batch=2, draft=3, past=n - 1))) for n in contexts) / 2
     assert runs["draft llama-68m"].time_s == pytest.approx(drafting, rel=1e-12)
     assert runs["verification"].time_s == pytest.approx(verifying, rel=1e-12)
     assert runs["verification"].passes == 1.5
-    assert runs["prompt of draft llama-68m"].time_s == draft.plan.time_s(Workload.prefill(batch=2, prompt=10))
+    prompt_s = draft.plan.time_s(Workload.prefill(batch=2, prompt=10))
+    assert runs["prompt of draft llama-68m"].time_s == prompt_s
+    assert schedule.ttft_s == runs["prefill"].time_s + prompt_s  # which is before the first token
 
 
 def test_a_tree_is_drafted_by_depth_and_verified_whole():
     found = setting("speculative:draft=llama-68m,tree=4x2,alpha=0.5")
-    drafts, verification = found.schedule(batch=1, prompt=10, gen=2).rest[1:]
+    drafts, verification = found.schedule(batch=1, prompt=10, gen=2).rest
     assert drafts.workload.groups[0].q_len.tolist() == [1, 4]
     assert drafts.workload.groups[0].kv_len.tolist() == [11, 15]
     assert verification.workload.groups[0].q_len == 1 + 4 + 8

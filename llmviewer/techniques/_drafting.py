@@ -119,10 +119,10 @@ class Drafting(Technique):
                 yield replace(new_run, times=np.divide(new_run.times, tokens))
 
         decoding = schedule.map(rest=verified)
-        if not schedule.rest or not drafter or not drafter.reads:
+        if not drafter or not drafter.reads:
             return decoding
         draft_prefills = (_draft_prefill(drafter, run) for run in schedule.first if run.main)
-        return replace(decoding, rest=(*draft_prefills, *decoding.rest))
+        return replace(decoding, first=(*schedule.first, *draft_prefills))
 
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
         if self.alpha is not None and self.tau is not None:
@@ -221,7 +221,9 @@ def _merge_equal_passes(run: Run) -> Run:
 
 
 def _draft_prefill(drafter: Drafter, run: Run) -> Run:
-    """The drafter's own prefill, once after the prefill `run`."""
+    """The drafter's own prefill, once after the prefill `run`. Engines return the first token after it, as it belongs to
+    the same step.
+    """
     workload = each(run.workload, lambda s: replace(s, images=0))
     return Run(
         name=f"prompt of {drafter.name}", plan=drafter.network.plan, workload=workload, times=float(drafter.models),

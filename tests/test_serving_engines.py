@@ -15,7 +15,8 @@ from llmviewer.cli import main
 from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
 from llmviewer.expectation import engines
-from llmviewer.expectation.engines import IDLE, PLAIN, engine_names, find_engine
+from llmviewer.expectation.engines import IDLE, PLAIN, ServerOptions, engine_names, find_engine
+from llmviewer.expectation.index import index
 from llmviewer.expectation.kernels import Kernels
 from llmviewer.serving.saturation import max_throughput
 from llmviewer.serving.simulation import simulate
@@ -207,6 +208,27 @@ def test_analyze_and_sweep_take_engines(capsys):
     assert main([*asked, "--engine", "huggingface"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert float(rows[0]["expected_decode_step_s"]) == pytest.approx(decode["expected_time_s"], rel=0.01)
+
+
+def test_an_engine_runs_the_kernel_of_experts_that_it_selects():
+    """vLLM's experts in MXFP4: Triton's on Hopper, though Marlin's is expected to be faster, and its interval alone."""
+
+    def tpot(device, **options):
+        found = analyze("gpt-oss-120b", device, engine="vllm", layout="tp=2", batch=16, **options).generation
+        return found.expected_tpot_s, found.expected_tpot_low_s, found.expected_tpot_high_s
+
+    assert tpot("h100-sxm") == tpot("h100-sxm", experts_kernel="triton")
+    assert tpot("h100-sxm", experts_kernel="marlin") < tpot("h100-sxm")
+    assert tpot("l40s") == tpot("l40s", experts_kernel="marlin")
+    assert tpot("b200") == tpot("b200", experts_kernel="flashinfer_trtllm")
+
+
+def test_rules_for_experts_name_measured_kernels():
+    names = {fit.implementation.kernel for fit in index().fits if fit.family == "moe"}
+    rules = [rule for name in engine_names() for version in ("", "0.1") for rule in find_engine(
+        name, options=ServerOptions(version=version)).experts]  # fmt: skip
+    assert len(rules) > 3
+    assert [rule for rule in rules if not any(rule.name in name for name in names)] == []
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ QUANTIZE: Final = "quantize"
 _VERSION: Final = re.compile(r"\d+(\.\d+)*")
 _KEYS: Final = (
     "title", "aliases", "note", "version", "sources", "kernels", "host", "frontend", "schedulers", "cache", "memory",
-    "fused", "overlap", "row", "servers", "limits", "earlier",
+    "fused", "overlap", "experts", "row", "servers", "limits", "earlier",
 )  # fmt: skip
 
 
@@ -169,6 +169,20 @@ class LaunchRules:
 
 
 PLAIN: Final = LaunchRules()
+
+
+@frozen(kw_only=True)
+class ExpertsKernel:
+    """A kernel of experts that an engine selects by itself.
+
+    name   part of the names of measured kernels
+    types  data types of experts
+    on     generations of GPUs by their matrix instructions
+    """
+
+    name: str
+    types: tuple[str, ...]
+    on: tuple[str, ...]
 
 
 class Row(NamedTuple):
@@ -318,6 +332,7 @@ class Engine:
     block     tokens per block of its cache
     memory    what it does with memory; None if unknown
     launching  division of operators among launches
+    experts           kernels of experts that it selects by itself
     experts_option    option of its server that chooses the kernel of experts; "" if unknown
     limited_products  data type of products that leave the cores of collectives free in whole prefills with two-batch
               overlap; "" for none
@@ -343,6 +358,7 @@ class Engine:
     block: int = 16
     memory: MemoryRules | None = None
     launching: LaunchRules = PLAIN
+    experts: tuple[ExpertsKernel, ...] = ()
     experts_option: str = ""
     limited_products: str = ""
     has_staged_steps: bool = False
@@ -462,6 +478,7 @@ def _read(name: str, version: str) -> Engine:
             fusions=tuple(map(_fusion, file.sections("fused"))) if file.has("fused") else (),
             has_cache_writes=_plain(file.section("cache"), "has_writes", default=False) if file.has("cache") else False,
         ),
+        experts=tuple(map(_experts, file.sections("experts"))) if file.has("experts") else (),
         row=_row(file.section("row")) if file.has("row") else None,
         servers=_servers(file.section("servers")) if file.has("servers") else None,
         **(_overlap(file.section("overlap")) if file.has("overlap") else {}),
@@ -535,6 +552,10 @@ def _fusion(part: Section) -> LaunchFusion:
     )  # fmt: skip
 
 
+def _experts(part: Section) -> ExpertsKernel:
+    return ExpertsKernel(name=_plain(part, "kernel"), types=part.texts("types"), on=part.texts("on"))
+
+
 def _default(part: Section) -> Default:
     return Default(
         policy=_plain(part, "policy"), gib=_quantity(part, "from", "B") / 2**30, but=_plain(part, "but", ""),
@@ -570,7 +591,7 @@ _SECTION_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "schedulers": ("policy", "from", "but", "max_num_seqs", "lockstep_policy"), "cache": ("block", "has_writes"),
     "memory": ("of", "pool", "reserve", *_SIZES, *_PLAIN_RULES), "row": ("tokens_per_s", "fitted"),
     "limits": _LIMITS, "servers": ("tpot", "ttft", "results"),
-    "overlap": ("products", "staged_steps"),
+    "overlap": ("products", "staged_steps"), "experts": ("kernel", "types", "on"),
     "fused": ("operators", "products", "all_reduce_of", "on", "experts_only", "max_tokens", "max_bytes"),
 }  # fmt: skip
 

@@ -18,22 +18,21 @@ from ..roofline import OperatorEstimate, Plan, PlannedOperator
 from ..workload import Workload
 from .device import Device
 from .device_similarity import matrix_instructions
-from .engines import IDLE, PLAIN, Engine, Host, LaunchRules
+from .engines import IDLE, PLAIN, Engine, ExpertsKernel, Host, LaunchRules
 from .expected import ExpectedLaunch, ExpectedPass, combined_launches
 from .families._family import Array, Implementation
 from .launches import AMOUNTS, KernelSequence, LibraryKernel, launches
 from .launches._whole import ON_HOST
 from .profile import Profile
 from .sources import CALIBRATED, bound_only_label, stand_in_label
-from .times import KernelBounds, KernelTimes
+from .times import EXPERTS, KernelBounds, KernelTimes
 from .transfer import bound_only, stand_in_error
 from .whole_passes import HOST_ENGINE, EngineKernels, backend_of
 
 # Of the bound, the least that is expected of kernels that were not measured themselves. Rows of the public tables that
 # the profiles of other devices expect within 10 % of their bounds took 1.05 (products) to 1.12 times as long (experts).
 _NEAREST: Final = 1.05
-_EXPERTS: Final = "moe"  # the family of kernels of experts
-_PRODUCTS: Final = ("gemm", _EXPERTS)  # families of matrix products with weights
+_PRODUCTS: Final = ("gemm", EXPERTS)  # families of matrix products with weights
 
 
 @frozen(kw_only=True)
@@ -118,6 +117,7 @@ class Kernels(KernelTimes):
         self.cpu = host
         self.factor = engine.kernels if engine else 1.0
         self._backend = _backend(engine, hardware)
+        self._experts_rules = engine.experts if engine else ()
         self._experts_kernel = engine.options.experts_kernel.lower() if engine else ""
         self.half = "bf16" if {matrix("bf16"), vector("bf16")} & hardware.rates.keys() else "fp16"
 
@@ -132,7 +132,7 @@ class Kernels(KernelTimes):
         Raises InputError if no measured kernel of experts has that name.
         """
         implementations = super().implementations_for(kernel)
-        if not self._experts_kernel or kernel.family != _EXPERTS:
+        if not self._experts_kernel or kernel.family != EXPERTS:
             return implementations
         matching = tuple(one for one in implementations if self._experts_kernel in one.kernel.lower())
         if not matching:
@@ -142,6 +142,12 @@ class Kernels(KernelTimes):
                 f"got {self._experts_kernel!r}"
             )
         return matching
+
+    @cached_property
+    def selected_experts(self) -> Sequence[ExpertsKernel]:
+        """Kernels of experts that the engine selects on the device."""
+        instructions = "" if isinstance(self.device, str) else matrix_instructions(self.device)
+        return [one for one in self._experts_rules if instructions in one.on]
 
     @cached_property
     def launcher(self) -> Launcher:

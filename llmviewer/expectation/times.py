@@ -18,6 +18,7 @@ from ..records import copied, frozen
 from ..transforms.offload import HOST
 from .device import Device
 from .distinct import distinct_shapes
+from .engines import ExpertsKernel
 from .expected import ExpectedLaunch
 from .families import Implementation
 from .families._family import Array
@@ -30,6 +31,8 @@ _MAX_CACHED_POINTS: Final = 256  # points of a workload up to which the times of
 _MAX_CACHED_KERNELS: Final = 1 << 13  # kernels whose times are cached
 _MAX_DISTINCT_QUERIES: Final = 64  # large queries whose times are cached
 _TIMES: Final = ("expected", "low", "high", "latency")
+EXPERTS: Final = "moe"  # the family of kernels of experts
+_SELECTED: Final = -1  # before the newest version of a library
 _OTHER_VERSIONS: Final = "other versions of the library within the interval"
 _OTHER_LIBRARIES: Final = "other libraries within the interval"
 _POINTS_PER_BATCH: Final = 1 << 11  # points that are evaluated together: few enough for a core's cache
@@ -139,7 +142,7 @@ class KernelTimes(Library):
             " or ".join(expectation.source for expectation, _ in alternatives),
         )
         name = f"{kernel.family} {types} {sources}"
-        best = _best(alternatives, starts)
+        best = _best(alternatives, starts, [self._is_selected(kernel, fit) for _, fit in alternatives])
         all_points = ExpectedLaunch.of(best.found, (name,))
         for one, start, end, source in zip(kernels, starts, ends, best.sources, strict=True):
             times: dict[str, Any] = {key: _placed(getattr(all_points, key)[start:end], one.chosen) for key in _TIMES}
@@ -182,6 +185,16 @@ class KernelTimes(Library):
                 expectation, fit = alternative
                 if (fit.device, fit.implementation.library) == (self.hardware.name, self.library):
                     yield fit, expectation.expected
+
+    @cached_property
+    def selected_experts(self) -> Sequence[ExpertsKernel]:
+        """Kernels of experts that a serving engine is known to select."""
+        return ()
+
+    def _is_selected(self, kernel: LibraryKernel, fit: KernelFit) -> bool:
+        """Whether an engine selects this fit's kernel for the work of `kernel`."""
+        dtype, name = kernel.implementation.dtype, fit.implementation.kernel
+        return any(fit.family == EXPERTS and dtype in one.types and one.name in name for one in self.selected_experts)
 
     def stand_in_libraries(self, kernel: LibraryKernel) -> tuple[str, ...]:
         """Libraries whose kernels stand in, if its own library has none for such work and libraries differ."""
@@ -236,7 +249,7 @@ class _Alternative:
     """Expected times of a kernel that can do the work, or of the best of several for each shape.
 
     beyond   sizes of each shape outside those that it was measured with
-    release  place of its version among those of its library, the newest first
+    release  place of its version among those of its library, the newest first; _SELECTED: what the engine selects
     sources  source label of most shapes of each queried kernel
     """
 
@@ -272,9 +285,9 @@ class _Alternative:
         )
 
     def or_better(self, other: _Alternative, starts: Sequence[int]) -> _Alternative:
-        """Chooses for each shape the kernel that was measured nearer to it; else in a newer version of the library;
-        else the faster one. With several libraries or versions any may run, so intervals cover all that were measured
-        equally near.
+        """Chooses for each shape the kernel that was measured nearer to it; else what the engine selects; else in a
+        newer version of the library; else the faster one. With several libraries or versions any may run, so intervals
+        cover all that were measured equally near, but for kernels that the engine does not select.
         """
         first, second, one_library = self.found, other.found, self.library == other.library
         newer = (self.release < other.release) & one_library
@@ -283,7 +296,8 @@ class _Alternative:
         stays = nearer | (as_near & (newer | (as_new & (first.expected <= second.expected))))
         keys = ("bound", "expected", "low", "high", "fixed")
         best = {key: np.where(stays, getattr(first, key), getattr(second, key)) for key in keys}
-        either = as_near & ((self.release != other.release) | (not one_library))
+        is_known = one_library & (np.minimum(self.release, other.release) == _SELECTED)
+        either = as_near & ((self.release != other.release) | (not one_library)) & ~is_known
         best["low"] = np.where(either, np.minimum(first.low, second.low), best["low"])
         best["high"] = np.where(either, np.maximum(first.high, second.high), best["high"])
         counts = np.diff([*starts, len(stays)])
@@ -307,12 +321,17 @@ def _with_remark(source: str, remark: str) -> str:
     return source if not remark or remark in source else f"{source}; {remark}"
 
 
-def _best(alternatives: Sequence[tuple[Expectation, KernelFit]], starts: Sequence[int]) -> _Alternative:
-    """Combines the kernels of each library, then those of all libraries."""
+def _best(
+    alternatives: Sequence[tuple[Expectation, KernelFit]], starts: Sequence[int], selected: Sequence[bool]
+) -> _Alternative:
+    """Combines the kernels of each library, then those of all libraries.
+
+    selected  whether the engine selects each kernel
+    """
     releases = sorted({fit.release for _, fit in alternatives}, reverse=True)
     libraries: dict[str, _Alternative] = {}
-    for expectation, fit in alternatives:
-        release = releases.index(fit.release)
+    for (expectation, fit), is_selected in zip(alternatives, selected, strict=True):
+        release = _SELECTED if is_selected else releases.index(fit.release)
         one = _Alternative.of(expectation, fit, release=release, starts=starts)
         best_of_library = libraries.get(one.library)
         libraries[one.library] = best_of_library.or_better(one, starts) if best_of_library else one

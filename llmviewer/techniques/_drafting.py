@@ -221,8 +221,8 @@ def _merge_equal_passes(run: Run) -> Run:
 
 
 def _draft_prefill(drafter: Drafter, run: Run) -> Run:
-    """The drafter's own prefill, once after the prefill `run`. Engines return the first token after it, as it belongs to
-    the same step.
+    """The drafter's own prefill, once after the prefill `run`. It belongs to the same step, after which engines return
+    the first token.
     """
     workload = each(run.workload, lambda s: replace(s, images=0))
     return Run(

@@ -415,10 +415,10 @@ def test_without_techniques_the_schedule_is_the_generation(name, layout):
     assert found.tokens_per_step == 1
 
 
-def test_one_token_takes_the_prefill_alone():
+def test_one_token_takes_the_prefills_alone():
     found = analyze(LLAMA, A100, gen=1, techniques=[SPECULATIVE])
     assert found.generation.tpot_s is None
-    assert [run.name for run in found.effect.runs] == ["prefill"]
+    assert [run.name for run in found.effect.runs] == ["prefill", "prompt of draft llama-68m"]
 
 
 # Speculative decoding.

@@ -665,7 +665,7 @@ def _format(config: Section) -> tuple[Format, tuple[str, ...]]:
     kind = config.text("model_type")
     if _mostly_bf16(kind):
         return BF16, (f"no torch_dtype in its config: counts as bf16, as most {kind} models that ship",)
-    return FP16, ("no torch_dtype in its config: counts as fp16, as the field serves models",)
+    return FP16, ("no torch_dtype in its config: counts as fp16, in which models are usually served",)
 
 
 @cache

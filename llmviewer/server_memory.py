@@ -49,7 +49,8 @@ class Capacity:
     weight_bytes     weights, drafts included [B]
     activation_bytes reserved for the activations of a step and for sampling [B]
     other_bytes      overhead outside of tensors: contexts, communication, CUDA graphs [B]
-    pool_bytes       KV cache and states; negative if the rest takes more [B]
+    pool_bytes       left for KV cache and states; negative if the rest takes more [B]
+    kv_cache_bytes   of it, what the server allocates for them: all, or with llama.cpp as much as the context takes [B]
     """
 
     starts: bool
@@ -66,6 +67,7 @@ class Capacity:
     activation_bytes: float
     other_bytes: float
     pool_bytes: float
+    kv_cache_bytes: float
 
 
 _PHYSICAL: Final = MemoryRules(base=TOTAL, fraction=1.0, pool=SEQUENCES)  # no engine: weights and caches alone
@@ -115,7 +117,7 @@ class Pool:
             states = self._state_bytes
             slots = self.size * self.rules.states / (1 + self.rules.states) / states if states else inf
             return min(self.tokens / tokens, slots / self.rules.state_slots)
-        one = self._request_bytes(tokens)
+        one = self.request_bytes(tokens)
         return self.size / one if one else inf
 
     @property
@@ -142,7 +144,7 @@ class Pool:
         """States of a sequence, of all layers. [B]"""
         return sum(one.count * one.state_bytes for one in self.layers)
 
-    def _request_bytes(self, tokens: int) -> float:
+    def request_bytes(self, tokens: int) -> float:
         """Cache of a request. [B]"""
         rounded = ceil(tokens / self.block) * self.block
         return self._state_bytes + sum(
@@ -251,7 +253,7 @@ def capacity(setting: Setting, tokens: int | None = None) -> Capacity:
         longest_model_len=_longest(setting, pool), concurrency=int(min(at_once, limit)) * ranks, tokens=length,
         limiter="max_num_seqs" if limit < int(at_once) else "KV cache", total_bytes=server.total_bytes,
         used_bytes=budget.used, weight_bytes=budget.weights, activation_bytes=budget.activations,
-        other_bytes=budget.other, pool_bytes=budget.pool,
+        other_bytes=budget.other, pool_bytes=budget.pool, kv_cache_bytes=_allocated_bytes(setting, pool),
     )  # fmt: skip
 
 
@@ -437,6 +439,14 @@ def _reported(setting: Setting, pool: Pool) -> int:
     if pool.rules.pool != CONTEXT:
         return pool.tokens
     return pool.longest * _slots(setting) if _slots(setting) else _longest(setting, pool)
+
+
+def _allocated_bytes(setting: Setting, pool: Pool) -> float:
+    """Memory that the server allocates for the cache of a rank. [B]"""
+    if pool.rules.pool != CONTEXT:
+        return max(pool.size, 0.0)
+    slots = _slots(setting)
+    return pool.request_bytes(pool.longest) * slots if slots else pool.request_bytes(_longest(setting, pool))
 
 
 def _slots(setting: Setting) -> int:

@@ -424,7 +424,10 @@ def changes_passes(techniques: Iterable[Technique]) -> bool:
 def check_images(model: Model, *, prompt: int, images: int) -> None:
     """Raises InputError if the model takes no images, or the prompt is too short for them."""
     if images and not model.has_tower:
-        raise InputError(f"images must be 0: {model.name} has no vision tower; got {images}")
+        reason = "has no vision or audio tower"
+        if model.is_encoder_decoder:
+            reason = "has its whole input in prompt"
+        raise InputError(f"images must be 0: {model.name} {reason}; got {images}")
     if prompt < images * model.image_tokens:
         each = f"the {model.image_tokens} tokens of each of {images} images of {model.name}"
         raise InputError(f"prompt must be at least {images * model.image_tokens}, {each}; got {prompt}")

@@ -132,7 +132,7 @@ def server_lines(analysis: Analysis) -> list[Line]:
         name += " with its defaults" if shipped else " with the given options"
     if not capacity.starts:
         return [Line("server", f"{name} does not start: {capacity.reason}{launched}", alarm=True, on_page=True)]
-    cache = f"KV cache {capacity.kv_capacity_tokens:,} tokens ({si(capacity.pool_bytes)}B{per_device(analysis)})"
+    cache = f"KV cache {capacity.kv_capacity_tokens:,} tokens ({si(capacity.kv_cache_bytes)}B{per_device(analysis)})"
     at_once = f"{counted(capacity.concurrency, 'request')} of {capacity.tokens:,} tokens at once"
     return [Line("server", f"{name}: {cache}; {at_once}, limited by {capacity.limiter}{launched}", on_page=True)]
 

@@ -21,14 +21,14 @@ _KEY: Final = 22  # characters of the longest key of a model, and a gap
 def model_card(model: Model, width: int = WIDTH) -> str:
     """Facts of a model as text: source, parameters, attention, sizes of weights and KV cache, and notes."""
     quantized = model.quantization != UNQUANTIZED
-    rows = f", {model.looked_up_parameters:,} of them looked up alone" if model.looked_up_parameters else ""
+    looked_up = f" ({model.looked_up_parameters:,} only looked up)" if model.looked_up_parameters else ""
     facts = [
         ("name", model.name),
         ("source", model.source),
         ("also known as", ", ".join(model.aliases) or "-"),
         ("architecture", model.model_type),
         ("parameters", f"{model.parameters:,}"),
-        ("active for a token", f"{model.active_parameters:,}{rows}"),
+        ("active per token", f"{model.active_parameters:,}{looked_up}"),
         ("attention", model.attention),
         ("layers", str(model.graph.layers)),
         ("dtype", model.format.name),

@@ -94,7 +94,7 @@ def _measured(each: KernelEstimate, measured_s: float) -> str:
             cached = f"possible if {_cached(each)} from the launch before, at least {seconds(each.repeated_time_s)}"
             return f"{below} with all tensors in device memory: {cached}."
         return f"{below}: check for a raised clock, less work, or another unit."
-    text = f"Measured {seconds(measured_s)}: {each.bound_time_s / measured_s:.0%} of the roofline bound"
+    text = f"Measured {seconds(measured_s)}: {each.bound_time_s / measured_s:.0%} of the roofline"
     if each.expected_time_s is None or each.expected_low_s is None or each.expected_high_s is None:
         return text + "."
     inside = each.expected_low_s <= measured_s <= each.expected_high_s

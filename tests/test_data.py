@@ -17,7 +17,7 @@ from llmviewer.resource import MEMORY, Resource, Unit, matrix, vector
 
 from .cases import for_each, gpus
 
-UNSAID = "no torch_dtype in its config: counts as fp16, as the field serves models"
+UNSAID = "no torch_dtype in its config: counts as fp16, in which models are usually served"
 
 
 def nvidia():

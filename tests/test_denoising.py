@@ -214,6 +214,7 @@ def test_text_denoising_runs_one_pass_per_step_over_prompt_and_masked_tokens():
 
 def test_image_denoising_runs_one_pass_per_step():
     found = analyze("flux.1-schnell", "h100-sxm", prompt=4096, techniques=["denoising:steps=4"])
+    assert not any("no effect" in note for note in found.notes)
     one = analyze("flux.1-schnell", "h100-sxm", prompt=4096)
     assert found.generation.latency_s == pytest.approx(4 * one.generation.latency_s, rel=1e-12)
     assert found.generation.tpot_s is None

@@ -588,8 +588,8 @@ def test_a_field_that_nothing_reads_is_noted(config):
     [
         ({}, "bf16", "as most llama models that ship"),
         ({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 2, "n_positions": 9}, "fp16",
-         "as the field serves models"),
-        ({"model_type": "arcee"}, "fp16", "as the field serves models"),
+         "in which models are usually served"),
+        ({"model_type": "arcee"}, "fp16", "in which models are usually served"),
     ],
 )  # fmt: skip
 def test_config_without_a_dtype_is_noted(config, fields, dtype, why):

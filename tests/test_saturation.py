@@ -113,7 +113,7 @@ def test_default_batch_limit_follows_from_kv_memory():
 
 @pytest.mark.parametrize(("asked", "said"), first_fast([
     ({"policy": "chunked:512"}, "Prefill (57 of 476 running requests per replica decode"),
-    ({"policy": "chunked:4096"}, "Decode step time (half of the 473 running requests would give 9"),
+    ({"policy": "chunked:4096"}, "Step time (half of the 473 running requests would give 9"),
     ({"prompt_lengths": 64, "gen_lengths": "uniform:1000-3000"}, "KV-cache capacity (a request waits for KV memory "),
     ({"max_batch": 8}, "Batch limit (a request waits at max batch 100% of the time; --max-batch)"),
     ({"policy": "decode-first"}, "Static batches (no request is admitted until all "),
@@ -144,7 +144,7 @@ def test_report_of_maximum_throughput_does_not_depend_on_the_request_count(capsy
     words = " ".join(text.split())
     assert "as KV memory allows Maximum throughput" in words
     assert words.startswith("Llama 3.1 8B on h100-sxm, maximum throughput: 1,024 input and 128 output tokens")
-    assert "Bottleneck: Decode step time" in words
+    assert "Bottleneck: Step time (half of" in words
     assert "mean TTFT" not in words
     assert "E2E latency" not in words
     found = max_throughput(MODEL, DEVICE)

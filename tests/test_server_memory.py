@@ -93,6 +93,16 @@ def test_a_uniform_cache_by_hand():
     assert isclose(found.other_bytes, overhead)
     pool = 0.9 * found.total_bytes - found.weight_bytes - sampling - overhead
     assert found.kv_capacity_tokens == int(pool // (16 * 131072)) * 16
+    assert isclose(found.kv_cache_bytes, pool)
+
+
+@pytest.mark.parametrize(("options", "tokens"), [({}, 131072), ({"max_num_seqs": 4, "max_model_len": 4096}, 16384)])
+def test_llama_cpp_allocates_the_context_and_no_more(options, tokens):
+    """131,072 B a token: 17.2 GB of the 6.6 TB beside a CPU."""
+    found = capacity(Setting.of("llama-3.1-8b", "epyc-9654", quant="Q4_K_M", engine="llama.cpp", **options))
+    assert found.kv_capacity_tokens == tokens
+    assert isclose(found.kv_cache_bytes, tokens * 131072)
+    assert found.pool_bytes > 100 * found.kv_cache_bytes
 
 
 def pool(rules, *layers, size, longest=32768, block=16, chunk=2048):

@@ -458,7 +458,7 @@ def test_a_config_without_a_tower_is_the_language_model():
 @pytest.mark.parametrize(
     ("name", "asked", "message"),
     [
-        ("llama-2-7b", {"images": 1}, "images must be 0: llama-2-7b has no vision tower; got 1"),
+        ("llama-2-7b", {"images": 1}, "images must be 0: llama-2-7b has no vision or audio tower; got 1"),
         ("llava-1.5-7b", {"images": -1}, "images must be a whole number of at least 0; got -1"),
         ("llava-1.5-7b", {"images": 2, "prompt": 1151},
          "prompt must be at least 1152, the 576 tokens of each of 2 images of llava-1.5-7b; got 1151"),

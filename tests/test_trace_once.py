@@ -507,7 +507,7 @@ def test_a_picture_is_analyzed_as_the_architecture_has_it():
     assert one.phases.decode is other.phases.decode is None
     assert one.phases.prefill.total.bytes == pytest.approx(other.phases.prefill.total.bytes, rel=0.05)
     assert one.memory.weight_bytes == other.memory.weight_bytes
-    assert "vit does not generate: it runs one pass over the prompt and no decode steps" in one.notes
+    assert "one pass over the prompt, no decode: vit does not generate" in one.notes
 
 
 def test_tensor_mask_equals_an_is_causal_flag():

@@ -48,7 +48,7 @@ def advice(
         bound == "link" and setting.offload != ON_DEVICE
     )  # a batch shares weight reads
     expected_pass = base.expected_pass(phase)
-    latency = _latency_share(expected_pass) if expected_pass else 0.0
+    latency, gaps = _latency_shares(expected_pass) if expected_pass else (0.0, 0.0)
     throughput = f"{phase} throughput" if setting.model.generates else "throughput"  # not that of a generation
     larger = None
     if helped_by_batch or latency >= _MUCH_LATENCY:
@@ -60,7 +60,7 @@ def advice(
     remedies = offers.text() or _further_remedies(base, bound, bound_times)
     text = f"{name} is {bound}-bound{_mixed(bound_times, time_s)}: {cause}; {remedies}"
     if latency >= _MUCH_LATENCY:
-        text += _latency(latency, larger, phase, throughput)
+        text += _latency(latency, gaps, larger, phase, throughput)
     memory_fixes = fixes()
     return text + (_fixed(memory_fixes, phase, base) if memory_fixes else "")
 
@@ -144,16 +144,19 @@ def _mixed(bound_times: Mapping[str, float], time_s: float) -> str:
     return f" ({', '.join(f'{bound} {share:.0%}' for share, bound in shares)} of its time)"
 
 
-def _latency_share(expected: ExpectedPass) -> float:
-    """The share of the expected time in launches dominated by fixed costs, and between launches."""
-    rows = zip(expected.operators, expected.launches, strict=True)
-    working = sum(row.block.repeat * each.expected[0] for row, each in rows if not each.latency[0])
-    return float(1 - working / expected.total.numbers()[0])
+def _latency_shares(expected: ExpectedPass) -> tuple[float, float]:
+    """Shares of the expected time: in launches dominated by fixed costs and between launches, and only between."""
+    rows = list(zip(expected.operators, expected.launches, strict=True))
+    launches_s = sum(row.block.repeat * each.expected[0] for row, each in rows)
+    working_s = sum(row.block.repeat * each.expected[0] for row, each in rows if not each.latency[0])
+    total_s = expected.total.numbers()[0]
+    return float(1 - working_s / total_s), float(1 - launches_s / total_s)
 
 
-def _latency(share: float, larger: Variant | None, phase: str, throughput: str) -> str:
+def _latency(share: float, gaps: float, larger: Variant | None, phase: str, throughput: str) -> str:
     """Describes what reduces latency, and the gain of a larger batch in `throughput`."""
-    text = f"; {share:.0%} of the expected time is fixed cost of short kernels: fuse them, or use CUDA graphs"
+    graphs = ", or use CUDA graphs" if gaps >= _MUCH_LATENCY else ""
+    text = f"; {share:.0%} of the expected time is fixed cost of short kernels: fuse them{graphs}"
     gain = larger.expected_pass_gain(phase) if larger else None
     if larger and gain and gain >= MIN_OFFERED_GAIN:
         text += f"; {larger.name}: {fold(gain, 2)} {throughput} expected"

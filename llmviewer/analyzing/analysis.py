@@ -331,10 +331,11 @@ def _low_memory_note(setting: Setting, memory: Memory) -> Iterator[str]:
 
 def _no_effect_note(setting: Setting, effect: Effect) -> list[str]:
     """A note where techniques change neither times nor work nor memory."""
-    if not effect.result.alike(effect.without) or not isclose(effect.expected_speed_up or 1.0, 1.0):
+    compared = [one for one in setting.techniques if not one.one_pass or one.baseline() != one]
+    if not compared or not effect.result.alike(effect.without) or not isclose(effect.expected_speed_up or 1.0, 1.0):
         return []
-    verb = "have" if len(setting.techniques) > 1 else "has"
-    named = " and ".join(str(one) for one in setting.techniques)
+    verb = "have" if len(compared) > 1 else "has"
+    named = " and ".join(map(str, compared))
     return [f"{named} {verb} no effect on {setting.model.name} here: times, work and memory are those without"]
 
 

@@ -84,7 +84,7 @@ def notes(evaluation: Evaluation, *, generated: int) -> tuple[str, ...]:
         inputs = "audio clips of 30 s and their encoder" if model.has_audio_tower else "images and their encoder"
         sentences.append(f"text only: to count {inputs}, give --images{adds}")
     if not model.generates and not any(one.one_pass for one in setting.techniques):
-        sentences.append(f"{model.name} does not generate: it runs one pass over the prompt and no decode steps")
+        sentences.append(f"one pass over the prompt, no decode: {model.name} does not generate")
     # An encoder and a decoder have positions of their own.
     context = max(prompt, generated) if model.is_encoder_decoder else prompt + generated
     if model.max_context and context > model.max_context:

@@ -400,6 +400,8 @@ class _CommandFacts:
     def _gpu_layers(setting: Setting) -> str:
         """Layers on the GPU: those that the host does not compute, and the head."""
         count = setting.model.graph.layers
+        if setting.hardware.kind == "cpu":
+            return ""
         if setting.placement.layers and not is_second_gpu(setting.host):
             return str(max(count - setting.placement.layers, 0) + 1)
         return "all" if setting.offload.weights == 0 else "auto"

@@ -38,7 +38,8 @@ DEFAULT_MAX_BATCH: Final = 256  # running sequences per replica, without an engi
 _DEFAULT_STATISTIC: Final = "p90"  # of a goal that names none
 _MAX_LINE_POINTS: Final = 400  # points of a line over time
 _NOTABLE_SHARE: Final = 0.05  # share of the busy time from which a bottleneck is named
-_NOTABLE_PREFILL_SHARE: Final = 0.1  # the same for steps with prefills, of which every load has some
+_PREFILL_BOUND_SHARE: Final = 0.5  # the same for steps that only prefill, of which every load has some
+_VISIBLE_SHARE: Final = 0.005  # share of the time from which a kind of steps is listed
 
 
 @frozen(kw_only=True)
@@ -118,6 +119,15 @@ def waiting_for_prompts(policy: Policy, ranks: int, share: float) -> str:
         f"Ranks that wait for each other's prompts ({share:.0%} of the time one of {ranks} ranks prefills and all "
         f"others wait for it; --policy {policy},hold={_USUAL_HOLD} holds prompts back until every rank has one)"
     )
+
+
+def step_shares(usage: Usage, span_s: float) -> str:
+    """Shares of a time span that kinds of steps take, the largest first."""
+    times = {
+        "prefill": usage.reading_s, "mixed prefill and decode": usage.mixed_s, "decode": usage.decoding_s,
+    }  # fmt: skip
+    kinds = sorted(times, key=lambda kind: -times[kind])
+    return ", ".join(f"{times[kind] / span_s:.0%} {kind}" for kind in kinds if times[kind] > _VISIBLE_SHARE * span_s)
 
 
 @frozen(kw_only=True, repr=False)
@@ -406,11 +416,9 @@ class Simulation(Rows):
             yield f"Static batches (mean queue time {seconds(queue_s)}, until the batch before ends)."
         if queue_s > max(prefill_s, _NOTABLE_SHARE * float(np.nanmean(self.latency_s))):
             yield f"Queueing (mean queue time {seconds(queue_s)}, mean prefill time {seconds(prefill_s)})."
-        if usage.written > len(self.traffic) and usage.reading_s / busy > _NOTABLE_PREFILL_SHARE:
+        if usage.written > len(self.traffic) and usage.reading_s / busy > _PREFILL_BOUND_SHARE:
             yield f"Prefill ({usage.reading_s / busy:.0%} of the busy time is prefill steps, which stall decoding)."
-        if mixed > _NOTABLE_PREFILL_SHARE:
-            yield f"Prefill ({mixed:.0%} of the busy time is mixed prefill and decode steps)."
-        yield f"Decode step time (little queueing and prefill; busy {self.utilization:.0%} of the time)."
+        yield f"Step time ({step_shares(usage, busy)}; busy {self.utilization:.0%} of the time)."
 
     @property
     def inputs(self) -> dict[str, Any]:

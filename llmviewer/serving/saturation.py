@@ -23,7 +23,7 @@ from ..rows import Rows
 from ..setting import Setting, setting_of, whole_number
 from .lengths import Lengths, Tokens
 from .metrics import Span
-from .outcome import LOCKSTEP_SHARE, summary, waiting_for_prompts
+from .outcome import LOCKSTEP_SHARE, step_shares, summary, waiting_for_prompts
 from .policy import FIRST_COME_FIRST_SERVED, Policy, parse_policy
 from .scheduler import WATERMARK
 from .server import serve_saturated
@@ -87,7 +87,7 @@ class Sustained:
             )
         elif self.halved > _FLAT_THROUGHPUT:
             bottleneck = (
-                f"Decode step time (half of the {self.running:.0f} running requests would give "
+                f"Step time (half of the {self.running:.0f} running requests would give "
                 f"{min(self.halved, 1):.0%} of the throughput, so more KV memory would change little)"
             )
         elif blocked_by_memory >= blocked_by_limit or not self.capped:
@@ -95,13 +95,7 @@ class Sustained:
             bottleneck = f"KV-cache capacity (a request waits for KV memory {blocked_share:.0%} of the time)"
         else:
             bottleneck = f"Batch limit (a request waits at max batch {blocked_by_limit:.0%} of the time; --max-batch)"
-        time_by_kind = {
-            "prefill": usage.reading_s,
-            "mixed prefill and decode": usage.mixed_s,
-            "decode": usage.decoding_s,
-        }
-        steps = ", ".join(f"{time_s / busy:.0%} {kind}" for kind, time_s in time_by_kind.items() if time_s)
-        return f"{bottleneck}. Step time: {steps}."
+        return f"{bottleneck}. Step time: {step_shares(usage, busy)}."
 
     def numbers(self) -> dict[str, Any]:
         """Results, for the JSON document."""

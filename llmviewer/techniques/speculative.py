@@ -124,7 +124,7 @@ class Speculative(Drafting):
         rate = max(setting.hardware.rates.get(matrix(half), 0.0) for half in ("bf16", "fp16"))
         idle_ops = max(rate * float(plan.time_s(step)) - float(evaluate(plan.ops, step)), 0.0)
         trained = idle_ops / (_TRAINING_OPS * self.model.parameters)
-        text = f"a verification leaves a device's matrix units idle for training the draft on {trained:,.0f} tokens"
+        text = f"a verification leaves matrix units idle, enough to train the draft online on {trained:,.0f} tokens"
         training = Finding(key="idle_training_tokens", value=trained, text=text)
         return (*super().findings(setting, step), *((training,) if rate else ()))
 

@@ -20,7 +20,7 @@ FOLDERS: Final = (data_dir("engines"), data_dir("hardware"), data_dir("models"),
 
 def parsed_file(path: Path, text: str) -> dict[str, Any] | None:
     """The document of a YAML file that ships, which has this text; None if its folder has no line for it."""
-    line = _lines(path.parent).get(path.stem) if path.parent in FOLDERS else None
+    line = _lines(path.parent).get(json.dumps(path.stem).encode()) if path.parent in FOLDERS else None
     entry = json.loads(line) if line else {}
     return entry["document"] if entry.get("crc32") == crc32(text.encode()) else None
 
@@ -39,10 +39,10 @@ def json_lines(entries: Mapping[str, Any]) -> str:
 
 
 @cache
-def _lines(folder: Path) -> dict[str, str]:
-    """The JSON of each file in a folder, by name."""
+def _lines(folder: Path) -> dict[bytes, bytes]:
+    """The JSON of each file in a folder, by name in quotes."""
     path = folder / "parsed.json"
     if not path.is_file():
         return {}
-    lines = (line.partition(": ") for line in path.read_text(encoding="utf-8").splitlines()[1:-1])
-    return {name.strip('"'): entry.rstrip(",") for name, _, entry in lines}
+    lines = (line.partition(b": ") for line in path.read_bytes().split(b"\n")[1:-2])
+    return {name: entry.removesuffix(b",") for name, _, entry in lines}

@@ -153,7 +153,7 @@ def _init(cls: type, members: Mapping[str, Field[Any]]) -> Callable[..., None]:
             if name not in arguments:
                 state[name] = factory()
         state.update(arguments)
-        if state.keys() != filled or not refused.isdisjoint(arguments):
+        if state.keys() != filled or (refused and not refused.isdisjoint(arguments)):
             _refuse_arguments(self, members, arguments)
         if post_init:
             self.__post_init__()

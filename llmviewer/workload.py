@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from functools import cache, reduce
 from math import lgamma
 from operator import add
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -153,18 +153,19 @@ class Sequences(Spans):
 
     def __post_init__(self) -> None:
         for name in ("batch", "q_len"):
-            if not np.greater_equal(getattr(self, name), 1).all():
+            if not _holds(getattr(self, name) >= 1):
                 raise InputError(f"{name} must be at least 1; got {_minimum(getattr(self, name))}")
-        if not np.greater_equal(self.kv_len, self.q_len).all():
+        if not _holds(self.kv_len >= self.q_len):
             raise InputError(
                 "kv_len must be >= q_len, as new tokens attend to themselves; "
                 f"got q_len={self.q_len}, kv_len={self.kv_len}"
             )
-        if not (np.greater_equal(self.logits, 0) & np.less_equal(self.logits, self.q_len)).all():
+        if not (_holds(self.logits >= 0) and _holds(self.logits <= self.q_len)):
             raise InputError(f"logits must be between 0 and q_len={self.q_len}; got {self.logits}")
-        for name, value in tuple(vars(self).items()):
-            exact = np.asarray(value, dtype=np.float64)[()]
-            object.__setattr__(self, name, exact if np.ndim(exact) else float(exact))
+        state = vars(self)
+        for name, value in state.items():
+            is_number = isinstance(value, float | int) or not np.ndim(value)
+            state[name] = float(value) if is_number else np.asarray(value, dtype=np.float64)
 
     def times(self, number: Num) -> Spans:
         return Spans(**{f.name: getattr(self, f.name) for f in fields(Spans)}).times(number)
@@ -531,6 +532,11 @@ def most_of_binomials(share: Num, trials: int, draws: float) -> Num:
 def _log_ways(trials: int) -> np.ndarray:
     """Logarithms of the numbers of ways to choose 0, 1, ... of `trials`, but not all."""
     return np.array([lgamma(trials + 1) - lgamma(n + 1) - lgamma(trials - n + 1) for n in range(trials)])
+
+
+def _holds(condition: Any) -> bool:
+    """Whether a condition on a number, or on each of an array, holds."""
+    return condition if isinstance(condition, bool) else bool(condition.all())
 
 
 def _minimum(value: Num) -> Num:

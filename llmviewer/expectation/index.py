@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from functools import cache, cached_property
 from operator import attrgetter
@@ -33,6 +33,7 @@ from .trend import Trend
 
 PATH: Final = FOLDER / "index.json"
 _LABELS: Final = ("device", "family", "variant", "rows", "version", "shape_families", "held_out_mape")
+_VALUES: Final = ("implementation", *_LABELS, "_numbers_line", "_trend_line")
 _NUMBER_KEYS: Final = ("parameters", "sizes", "fit_mape", "held_out")
 _BETWEEN: Final = ",\n"
 _NUMBERS, _TRENDS = b'"numbers": [\n', b'"trends": [\n'
@@ -66,13 +67,12 @@ class _IndexedFit(KernelFit):
     def of(cls, implementation: Implementation, labels: Iterable[Any], numbers: bytes, trend: bytes) -> _IndexedFit:
         """The fit with these values of `_LABELS`, and its lines."""
         fit = cls.__new__(cls)
-        vars(fit).update(zip(_LABELS, labels, strict=True))
-        vars(fit).update(implementation=implementation, _numbers_line=numbers, _trend_line=trend)
+        vars(fit).update(zip(_VALUES, (implementation, *labels, numbers, trend), strict=True))
         return fit
 
     @cached_property
     def _numbers(self) -> Mapping[str, Any]:
-        numbers: dict[str, Any] = json.loads(self._numbers_line.removesuffix(b",\n"))
+        numbers: dict[str, Any] = json.loads(self._numbers_line.removesuffix(b","))
         return numbers
 
     @cached_property
@@ -93,27 +93,34 @@ class _IndexedFit(KernelFit):
 
     @cached_property
     def trend(self) -> Trend | None:
-        document = json.loads(self._trend_line.removesuffix(b",\n"))
+        document = json.loads(self._trend_line.removesuffix(b","))
         return Trend.of(document) if document else None
 
 
 @cache
 def index() -> ProfileIndex:
     """Index of the shipped profiles."""
-    with PATH.open("rb") as file:
-        lines = file.readlines()
-    first = lines.index(_NUMBERS)
-    document = json.loads(b"".join(lines[:first]).removesuffix(b",\n") + b"}")
+    content = PATH.read_bytes()
+    first = content.index(_NUMBERS)
+    document = json.loads(content[:first].removesuffix(b",\n") + b"}")
     if document["sizes"] != _sizes():
         devices = {fit.device: find_device(fit.device) for fit in shipped()}
         return ProfileIndex(fits=FitGroup(shipped()), devices=devices, errors=transfer_errors())
     implementations = [Implementation(**names) for names in document["implementations"]]
-    rows = zip(document["fits"], lines[first + 1 :], lines[lines.index(_TRENDS) + 1 :], strict=False)
+    rows = zip(document["fits"], _lines(content, _NUMBERS), _lines(content, _TRENDS), strict=False)
     return ProfileIndex(
         fits=FitGroup(_IndexedFit.of(implementations[place], labels, *each) for (place, *labels), *each in rows),
         devices={k["name"]: DeviceTraits(**k) for k in document["devices"]},
         errors={(name, dtype, near): Error.of(error) for name, dtype, near, error in document["errors"]},
     )
+
+
+def _lines(content: bytes, heading: bytes) -> Iterator[bytes]:
+    """Yields the lines after a heading. find() takes a tenth of the time of split(), which looks at each byte."""
+    start = content.index(heading) + len(heading)
+    while (end := content.find(b"\n", start)) >= 0:
+        yield content[start:end]
+        start = end + 1
 
 
 def by_family(fits: Iterable[KernelFit]) -> dict[str, FitGroup]:

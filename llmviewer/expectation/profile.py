@@ -139,7 +139,7 @@ class KernelFit:
 
     def _outside(self, shapes: Shapes, names: Sequence[str]) -> Array:
         """Number of these sizes outside the measured range, by shape."""
-        sizes = _profile_sizes(FAMILIES[self.family], shapes)
+        sizes = FAMILIES[self.family].sizes(shapes)
         outside = [
             (sizes[name] < smallest * (1 - _SIZE_TOLERANCE)) | (sizes[name] > largest * (1 + _SIZE_TOLERANCE))
             for name, (smallest, largest) in ((name, self.sizes[name]) for name in names)

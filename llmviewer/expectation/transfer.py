@@ -769,6 +769,8 @@ class Estimator:
 
 def _median(values: Sequence[Array]) -> Array:
     """Element-wise median. numpy.median would import numpy.ma, which takes longer than a network's expectations."""
+    if len(values) == 1:
+        return np.asarray(values[0])
     ordered = np.sort(values, axis=0)
     return np.asarray((ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) / 2)
 

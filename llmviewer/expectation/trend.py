@@ -123,8 +123,8 @@ class _Gaussians:
         values = np.empty((_CHUNK, len(weights)), dtype=np.float32)
         for start in range(0, count, _CHUNK):
             np.matmul(vectors[start : start + _CHUNK], self._others, out=values)
-            np.maximum(values, _MIN_EXPONENT, out=values)
             used = values[: count - start]  # rows of the padding keep their exponents
+            np.maximum(used, _MIN_EXPONENT, out=used)
             np.exp(used, out=used)
             np.matmul(values, weights, out=result[start : start + _CHUNK])
         return result[:count].astype(float)

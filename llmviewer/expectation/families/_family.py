@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, reduce
 from math import exp, log
 from typing import Any, ClassVar, Final
 
@@ -182,11 +182,13 @@ class Family(ABC):
 
     def sizes(self, shapes: Shapes) -> dict[str, Array]:
         """The sizes of one device that distinguish shapes, without how they were measured."""
-        names = [name for name in self.size_names if name in shapes]
-        devices = {name: np.asarray(shapes.get(_SHARDED_SIZES.get(name, ""), 1.0), dtype=float) for name in names}
-        return {name: np.asarray(shapes[name], dtype=float) / devices[name] for name in names}
+        sizes = {name: np.asarray(shapes[name], dtype=float) for name in self.size_names if name in shapes}
+        for name, devices in _SHARDED_SIZES.items():
+            if name in sizes and devices in shapes:
+                sizes[name] = sizes[name] / np.asarray(shapes[devices], dtype=float)
+        return sizes
 
-    @property
+    @cached_property
     def size_names(self) -> tuple[str, ...]:
         return tuple(name for name in (*self.columns, *self.optional) if name not in _NOT_SIZES)
 
@@ -207,7 +209,7 @@ def uncached_fraction(reuse: Array, l2: float, part: float, width: float = 0.6) 
     width  how far apart, as a part of that, are the sizes at which everything stays in the cache and at which nothing
            does
     """
-    return np.asarray(np.clip((reuse / (part * l2) - 1) / width + 0.5, 0.0, 1.0))
+    return np.minimum(np.maximum((reuse / (part * l2) - 1) / width + 0.5, 0.0), 1.0)  # half the time of np.clip
 
 
 def from_memory(touched: Array, loop: Array, l2: float) -> Array:
@@ -219,7 +221,7 @@ def smooth_max(power: float, *times: Array) -> Array:
     """Smooth maximum: at least the largest of the terms, and more if others are close, since overlapping work
     interferes.
     """
-    largest = np.maximum.reduce(np.broadcast_arrays(*times))
+    largest = reduce(np.maximum, times)
     return np.asarray(largest * sum((time / largest) ** power for time in times) ** (1 / power))
 
 

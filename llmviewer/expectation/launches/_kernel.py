@@ -62,7 +62,11 @@ class LibraryKernel:
         columns = {key: np.asarray(self.shapes.get(key, default), dtype=float) for key, default in defaults.items()}
         count = np.count_nonzero(chosen)
         return {
-            key: np.broadcast_to(column, chosen.shape)[chosen] if column.ndim else np.full(count, column)
+            key: column[chosen]
+            if column.shape == chosen.shape
+            else np.full(chosen.shape, column)[chosen]
+            if column.ndim
+            else np.full(count, column)
             for key, column in columns.items()
         }
 

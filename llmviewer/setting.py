@@ -574,7 +574,7 @@ def host_of(options: PassOptions) -> HostFields:
             )
         return {"host": None, "placement": placement}
     if placement == NOTHING_ON_HOST:
-        raise InputError("host needs on_host: what runs there, such as experts, experts=36, layers=20 or attention")
+        raise InputError("on_host must say what the host computes, such as experts, experts=36, layers=20 or attention")
     host = loaded(options["host"], options["host_set"])
     if host.kind not in ("cpu", "gpu"):
         raise InputError(f"host must be a CPU, or a second GPU; got {host.name}, a {host.kind}")

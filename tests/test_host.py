@@ -145,7 +145,7 @@ def test_llama_cpp_streams_weights_of_prompts_to_the_device():
     ("options", "message"),
     [
         ({"on_host": "experts"}, "on_host and host_set need a host"),
-        ({"host": CPU}, "host needs on_host"),
+        ({"host": CPU}, "on_host must say what the host computes"),
         ({"host": "tpu-v5e", "on_host": "layers=9"}, "host must be a CPU, or a second GPU; got tpu-v5e, a "),
         ({"host": CPU, "on_host": "experts"}, "on_host 'experts': the model has no experts"),
         ({"host": CPU, "on_host": "layers=2", "tp": 2}, "host: launches run on the host of one device"),

@@ -1052,9 +1052,9 @@ def test_advice_offers_the_precisions_that_the_engine_runs(model, device, quant,
 @pytest.mark.parametrize(
     ("engine", "device", "caches"),
     [
-        ("vllm", "h100-sxm", {"KVfp8": "an FP8 KV cache, which changes answers slightly"}),
-        ("llama.cpp", "rtx-4090", {"KVq8_0": "an 8-bit KV cache, which changes answers slightly"}),
-        ("mlx", "m4-max", {"KV8g64z16": "an 8-bit KV cache, which changes answers slightly"}),
+        ("vllm", "h100-sxm", {"KVfp8": "an fp8 KV cache"}),
+        ("llama.cpp", "rtx-4090", {"KVq8_0": "an 8-bit KV cache"}),
+        ("mlx", "m4-max", {"KV8g64z16": "an 8-bit KV cache"}),
     ],
 )
 def test_advice_offers_the_caches_that_the_engine_has(engine, device, caches):

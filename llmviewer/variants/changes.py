@@ -30,8 +30,8 @@ from .variant import Change
 
 PRECISION, CACHE, ATTENTION, BATCH, LAYOUT, OFFLOAD = "precision", "cache", "attention", "batch", "layout", "offload"
 PRECISIONS: Final = {  # those in common use, by text for --quant
-    "fp8": "weights and activations in fp8", "W8A8": "8-bit weights and activations", "W4A16g128": "4-bit weights",
-    "W4A8g128": "4-bit weights and 8-bit activations", "nvfp4": "weights and activations in nvfp4",
+    "fp8": "fp8 weights and activations", "W8A8": "8-bit weights and activations", "W4A16g128": "4-bit weights",
+    "W4A8g128": "4-bit weights and 8-bit activations", "nvfp4": "nvfp4 weights and activations",
 }  # fmt: skip
 # Bits of a weight with its scales, of the precisions in which engines on one user's machine run models. GGUF files:
 # those of Llama 3.1 8B (github.com/ggml-org/llama.cpp, tools/quantize/README.md); MLX: groups of 64 with scale and bias
@@ -42,13 +42,13 @@ LOCAL_PRECISIONS: Final[Mapping[str, Mapping[str, float]]] = {
 }
 _BITS_TOLERANCE: Final = 0.2  # of these: weights of a file type have up to 0.1 bits fewer in other models (Qwen3 8B)
 _SAVED_BITS: Final = 1  # of a weight, from which a precision of servers is narrower
-_SERVER_CACHES: Final = {"KVfp8": "an FP8 KV cache, which changes answers slightly"}
-_8_BIT_CACHE: Final = "an 8-bit KV cache, which changes answers slightly"
+_8_BIT_CACHE: Final = "an 8-bit KV cache"
+_SERVER_CACHES: Final = {"KVfp8": "an fp8 KV cache"}
 _LOCAL_CACHES: Final = {
     "llama.cpp": {"KVq8_0": _8_BIT_CACHE},
     "mlx": {"KV8g64z16": _8_BIT_CACHE},  # --kv-bits 8, with its default --kv-group-size
 }
-CACHES: Final = {"KV8": "an 8-bit KV cache", "KV4": "a 4-bit KV cache"}
+CACHES: Final = {"KV8": _8_BIT_CACHE, "KV4": "a 4-bit KV cache"}
 DEGREES: Final = (2, 4, 8, 16, 32, 64)  # of tensor parallelism
 _BATCHES: Final = (2, 4, 8, 16)  # times the batch
 _OPERANDS: Final = ("int8", "fp8_e4m3", "nvfp4", "int4")  # formats with fewer bits that devices multiply
@@ -310,7 +310,7 @@ def _operands(setting: Setting, fmt: Format) -> Iterator[Change]:
     cache = fmt if survey else None
     if not any(_as_narrow(operands, fmt) for operands in _weights(setting)):
         pair = notation(Scheme(weight=fmt, activation=fmt, kv_cache=cache))
-        yield _precision(pair, f"{fmt} weights and activations")
+        yield _precision(pair, PRECISIONS["fp8"] if pair == "fp8" else f"{fmt} weights and activations")
     elif not survey or (scheme.weight and not parts):  # survey accounting has one precision for all
         yield _precision(notation(Scheme(activation=fmt, kv_cache=cache)), f"{fmt} activations")
 

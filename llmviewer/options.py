@@ -68,6 +68,24 @@ _KV_LEN: Final = Parameter(
     term="context",
     page_most=8_388_608,
 )
+_TTFT: Final = Parameter(
+    about="Target: longest time to first token.",
+    unit="s",
+    metavar="TIME",
+)
+_TPOT: Final = Parameter(
+    about="Target: longest time per output token.",
+    unit="s",
+    metavar="TIME",
+)
+_QUANTS: Final = Parameter(
+    about="A precision, as in analyze.",
+    more="May be repeated.",
+    default=(),
+    flag="--quant",
+    metavar="SCHEME",
+)
+_MAX_DEVICES: Final = Parameter(about="Maximum devices.", default=1, least=1, metavar="N")
 
 
 class BatchOptions(TypedDict, total=False):
@@ -143,6 +161,38 @@ class GenerationOptions(BatchOptions, LengthOptions, total=False):
 
 class RequestOptions(GenerationOptions, ContextOptions, total=False):
     """A batch of equal requests."""
+
+
+class TargetOptions(TypedDict, total=False):
+    """Latency targets."""
+
+    ttft: Annotated["float | None", _TTFT]
+    tpot: Annotated["float | None", _TPOT]
+
+
+class PercentileTargetOptions(TypedDict, total=False):
+    """Latency targets of a percentile of the requests."""
+
+    ttft: Annotated[
+        "float | str | None",
+        replace(_TTFT, more="0.5 or 500ms for 90 % of the requests, p99=0.5, or mean=0.5.", metavar="TARGET"),
+    ]
+    tpot: Annotated["float | str | None", replace(_TPOT, more="Likewise.", metavar="TARGET")]
+
+
+class PriceOptions(TypedDict, total=False):
+    """Prices of devices."""
+
+    years: Annotated[
+        "float | None",
+        Parameter(
+            about="Years of continuous use over which the purchase price is spread.",
+            more="If not given, only cloud prices count.",
+            unit="years",
+            flag="--depreciation",
+            metavar="YEARS",
+        ),
+    ]
 
 
 class HardwareOptions(TypedDict, total=False):
@@ -570,7 +620,21 @@ class SearchOptions(
     """Options of a search for shapes of a model."""
 
 
-class MachineOptions(HardwareOptions, EngineOptions, total=False):
+class MachinePrecisionOptions(TypedDict, total=False):
+    """Precisions of models that a device runs."""
+
+    quants: Annotated[
+        Sequence[str],
+        replace(
+            _QUANTS,
+            about="A precision to choose from, the widest first.",
+            more="May be repeated. If not given, Q8_0, Q6_K, Q5_K_M and Q4_K_M for llama.cpp, 8, 6 and 4 bits for MLX, "
+            "else that of the checkpoint, fp8 and W4A16g128.",
+        ),
+    ]
+
+
+class MachineOptions(MachinePrecisionOptions, HardwareOptions, EngineOptions, total=False):
     """Options of a search for the models that a device runs."""
 
 
@@ -628,6 +692,15 @@ class FigureOptions(PrecisionOptions, CountedOptions, HardwareOptions, total=Fal
 class AnalysisArguments(MaxBatchOptions, LengthOptions, ContextOptions, SettingOptions, total=False):
     """Options of analyze(): a request, whose batch may be the largest that fits, and the setting."""
 
+    tpot: Annotated[
+        "float | None",
+        replace(
+            _TPOT,
+            about="With --batch max, longest time per output token.",
+            more="As expected where that is known, else at the bound.",
+        ),
+    ]
+
 
 class RecordingArguments(BatchOptions, PromptOptions, ContextOptions, SettingOptions, total=False):
     """Options of a recorded pass: its batch and lengths, and the setting."""
@@ -637,40 +710,113 @@ class FigureArguments(BatchOptions, PromptOptions, FigureOptions, total=False):
     """Options of draw(): a batch, its prompts and the setting."""
 
 
-class ExpertSplitArguments(ExpertStepOptions, ExpertOptions, total=False):
-    """Options of afd_splits(): a decode step and both sides."""
+class ExpertSharedOptions(ExpertStepOptions, ExpertOptions, PriceOptions, total=False):
+    """A decode step and both sides."""
 
 
-class ExpertArguments(ExpertBatchOptions, ExpertSplitArguments, total=False):
+class ExpertSplitArguments(ExpertSharedOptions, total=False):
+    """Options of afd_splits(): a decode step, both sides and the longest step."""
+
+    tpot: Annotated[
+        "float | None",
+        replace(
+            _TPOT,
+            about="With --devices, longest step.",
+            more="As expected where that is known, else at the bound.",
+        ),
+    ]
+
+
+class ExpertArguments(ExpertBatchOptions, ExpertSharedOptions, total=False):
     """Options of afd(): decode steps and both sides."""
 
 
-class DisaggregatedArguments(RequestOptions, DisaggregatedOptions, total=False):
-    """Options of disaggregate(): a request and both settings."""
+class DisaggregatedArguments(RequestOptions, DisaggregatedOptions, TransferOptions, total=False):
+    """Options of disaggregate(): a request, both settings and the transfer between them."""
 
 
 class SplitArguments(GenerationOptions, SplitOptions, total=False):
     """Options of split(): a generation and the setting."""
 
 
-class SearchArguments(GenerationOptions, SearchOptions, total=False):
-    """Options of search(): a generation and the setting."""
+class SearchArguments(TargetOptions, GenerationOptions, SearchOptions, total=False):
+    """Options of search(): targets, a generation and the setting."""
+
+    latency: Annotated[
+        "float | None", Parameter(about="Target: longest time of a whole request.", unit="s", metavar="TIME")
+    ]
 
 
-class AdviceArguments(GenerationOptions, ServedOptions, total=False):
-    """Options of advise(): a generation and the setting."""
+class AdviceLimits(TargetOptions, total=False):
+    """Devices and times within which changes are tried."""
+
+    max_devices: Annotated[
+        int,
+        replace(
+            _MAX_DEVICES,
+            about="Also try tensor and expert parallelism over 2, 4, ... up to this many devices (at most 64).",
+        ),
+    ]
 
 
-class FleetArguments(LengthOptions, FleetOptions, total=False):
-    """Options of choose(): lengths and all settings."""
+class AdviceArguments(AdviceLimits, GenerationOptions, ServedOptions, total=False):
+    """Options of advise(): limits, a generation and the setting."""
 
 
-class ComparisonArguments(BatchesOptions, FleetArguments, total=False):
-    """Options of compare(): batches, lengths and all settings."""
+class ChoiceLimits(TargetOptions, total=False):
+    """Precisions, devices and times within which a device is chosen."""
+
+    quants: Annotated[
+        Sequence[str],
+        replace(
+            _QUANTS,
+            about="An allowed precision.",
+            more="May be repeated. If not given, published, fp8, W8A8 and W4A16g128.",
+        ),
+    ]
+    max_devices: Annotated[
+        int,
+        replace(
+            _MAX_DEVICES,
+            about="Maximum devices of a kind, on one host with tensor parallelism.",
+            more="The smallest number that qualifies is ranked, of the numbers that divide the model.",
+        ),
+    ]
 
 
-class PlanArguments(RequestLengthOptions, FleetOptions, total=False):
-    """Options of plan(): lengths and all settings."""
+class ChoiceArguments(ChoiceLimits, LengthOptions, FleetOptions, PriceOptions, total=False):
+    """Options of choose(): limits, lengths and all settings."""
+
+
+class ComparedPrecisionOptions(TypedDict, total=False):
+    """Precisions that are compared."""
+
+    quants: Annotated[Sequence[str], replace(_QUANTS, more="May be repeated. If not given, the published one.")]
+
+
+class ComparisonArguments(
+    ComparedPrecisionOptions, BatchesOptions, LengthOptions, FleetOptions, PriceOptions, total=False
+):
+    """Options of compare(): precisions, batches, lengths and all settings."""
+
+
+class PlanLimits(PercentileTargetOptions, total=False):
+    """Precisions, devices and times within which a fleet is planned."""
+
+    quants: Annotated[
+        Sequence[str],
+        replace(
+            _QUANTS,
+            about="A precision to consider.",
+            more="May be repeated. If not given, published, fp8 and W8A8 with a KV cache of 8 bits (fp8KV8, W8A8KV8) "
+            "and without, W4A16g128, W4A8g128 and KV8.",
+        ),
+    ]
+    max_devices: Annotated[int, replace(_MAX_DEVICES, about="Maximum devices, of all replicas together.", default=16)]
+
+
+class PlanArguments(PlanLimits, TransferOptions, RequestLengthOptions, FleetOptions, PriceOptions, total=False):
+    """Options of plan(): limits, lengths and all settings."""
 
 
 class SweepOptions(RequestOptions, CommonOptions, PassOptions, total=False):

@@ -79,7 +79,7 @@ class Parameter:
     unit         such as "s"; "": none
     least, most  limits of a number, which are allowed values unless `open`
     choices      allowed names; (): any
-    flag         option of the command line; "": the name, with dashes
+    flag         option of the command line, and others of the same meaning; "": the name, with dashes
     metavar      placeholder of the value in the help; "": the type, or the choices
     link         key in links to the page, and name of its field there; "": the name
     label        label of the control on the page; "": there is none

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -147,7 +148,7 @@ def _why(result: Advice, name: str, reason: str) -> str:
 class Folded(Table):
     """A table whose long names, in its first column, wrap in a text."""
 
-    def text(self, width: int = WIDTH) -> str:
+    def text(self, width: int = WIDTH, table_width: int = sys.maxsize) -> str:  # noqa: ARG002 (names wrap at `width`)
         names, *others = zip(*self.lines(), strict=True)
         left = [i for i, head in enumerate(self.head[1:]) if head in self.words]
         rest = columns(list(zip(*others, strict=True)), left=left, gap=" ").splitlines()

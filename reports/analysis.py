@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -56,22 +55,19 @@ _OVERLAP: Final = (
 )
 
 
-def report(
-    *, per_call: bool | None = None, brief: bool = False, sources: bool = False, table_width: int = sys.maxsize
-) -> Report[Analysis]:
+def report(*, per_call: bool | None = None, brief: bool = False, sources: bool = False) -> Report[Analysis]:
     """The report on an analysis.
 
     per_call  amounts and times of one launch of an operator, instead of all its launches
     brief     a text of a long table has one line for all operators that take little of the time
     sources   name where expected times of an engine come from
-    table_width      columns of a text for tables, within which names are broken
     """
     return Report[Analysis](
         name="analysis",
         title=subject,
         headline=headline,
         summary=summary,
-        tables=partial(tables, per_call=per_call, brief=brief, table_width=table_width),
+        tables=partial(tables, per_call=per_call, brief=brief),
         remarks=partial(remarks, brief=brief, sources=sources),
         basis=basis,
         cards=cards,
@@ -229,15 +225,13 @@ def _largest(analysis: Analysis) -> str:
     return f"{batch}; {tokens} at batch {request.batch}{trained_context(analysis)}"
 
 
-def tables(
-    analysis: Analysis, *, per_call: bool | None = None, brief: bool = False, table_width: int = sys.maxsize
-) -> list[Table]:
+def tables(analysis: Analysis, *, per_call: bool | None = None, brief: bool = False) -> list[Table]:
     """The operators of each phase."""
     calls = shows_calls(analysis, per_call)
     return [
         operator_table(
             phase, title=_table_title(analysis, name, phase, per_call=calls), subject=phase_title(analysis, name),
-            conclusion=sentence(phase.advice), per_call=calls, brief=brief, table_width=table_width,
+            conclusion=sentence(phase.advice), per_call=calls, brief=brief,
         )
         for name, phase in analysis.phases
     ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import isinf
@@ -246,7 +247,7 @@ class _Grouped(Table):
 
     groups: tuple[tuple[str, tuple[str, ...]], ...]
 
-    def text(self, width: int = WIDTH) -> str:
+    def text(self, width: int = WIDTH, table_width: int = sys.maxsize) -> str:  # noqa: ARG002 (no columns)
         lines = (filled(f"{reason}: {self._named(names)}", width, others="  ") for reason, names in self.groups)
         return "\n".join((filled(self.title, width), *lines, self.below(width)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
@@ -17,11 +16,9 @@ from .phrases import bound_and_expected, devices, expectation, lower_bound, prec
 from .report import Report
 
 
-def report(
-    *, per_call: bool | None = None, brief: bool = False, sources: bool = False, table_width: int = sys.maxsize
-) -> Report[Disaggregated]:
+def report(*, per_call: bool | None = None, brief: bool = False, sources: bool = False) -> Report[Disaggregated]:
     """The report on both; arguments as in analysis.report()."""
-    tables = partial(analysis.tables, per_call=per_call, brief=brief, table_width=table_width)
+    tables = partial(analysis.tables, per_call=per_call, brief=brief)
     remarks = partial(analysis.remarks, brief=brief, sources=sources)
     return Report[Disaggregated](
         name="disaggregated",

@@ -65,6 +65,7 @@ def tables(result: MachineFit) -> list[Table]:
             head=("model", "params", "active", "quant", "memory", "free", "context", "tokens/s", "<=", "same shape"),
             words=("model", "quant", "same shape"),
             body=tuple(map(_row, result.fitting)),
+            spare=("same shape", "active", "free"),
         ).without_constants("same shape")
     ]
 

@@ -57,19 +57,17 @@ class OperatorTable(Table):
     """The operators of a phase.
 
     shortened  rows of a text in place of all, where a long table has one line for small operators
-    table_width       columns of a text, within which long names are broken
     """
 
     shortened: tuple[tuple[Item, ...], ...] = ()
-    table_width: int = sys.maxsize
 
     def text_rows(self) -> list[tuple[Item, ...]]:
         return [*(self.shortened or self.body), self.total]
 
-    def text(self, width: int = WIDTH) -> str:
-        names, cells = self._narrow()
+    def text(self, width: int = WIDTH, table_width: int = sys.maxsize) -> str:
+        names, cells = self._narrow(table_width)
         lines: list[list[str]] = []
-        heads = _fitted([name for name, *_ in cells], self.table_width - _width_without_names(cells))
+        heads = _fitted([name for name, *_ in cells], table_width - _width_without_names(cells))
         for (first, *continuation), (_, *numbers) in zip(heads, cells, strict=True):
             lines += [[first, *numbers], *([text, *len(numbers) * [""]] for text in continuation)]
 
@@ -83,14 +81,14 @@ class OperatorTable(Table):
         body = columns(lines, left=[names.index(name) for name in WORDS], gap=" ", style=style)
         return f"{click.style(filled(self.title, width), bold=True)}\n{body}{self.below(width)}"
 
-    def _narrow(self) -> tuple[list[str], list[list[str]]]:
+    def _narrow(self, table_width: int) -> tuple[list[str], list[list[str]]]:
         """Columns of a text and its rows, the head first, written closer where there is little room."""
         unknown = self.total[COLUMNS.index("expected")].text == seconds(None)
         omitted_column = "expected" if unknown else "OP/s"  # there is no room for both
         names = [name for name in COLUMNS if name != omitted_column]
         indices = [COLUMNS.index(name) for name in names]
         cells = [[line[index] for index in indices] for line in self.lines()]
-        if "expected" in names or _width_without_names(cells) > self.table_width - _NAME_COLUMNS:
+        if "expected" in names or _width_without_names(cells) > table_width - _NAME_COLUMNS:
             cells = [[name, *(_SHORT_HEADS.get(text, text.replace(" ", "")) for text in line)] for name, *line in cells]
         return names, cells
 
@@ -109,7 +107,7 @@ class Merged(NamedTuple):
 
 
 def operator_table(
-    phase: Phase, *, title: str, subject: str, conclusion: str, per_call: bool, brief: bool, table_width: int
+    phase: Phase, *, title: str, subject: str, conclusion: str, per_call: bool, brief: bool
 ) -> OperatorTable:
     """The table of a phase.
 
@@ -117,13 +115,12 @@ def operator_table(
     conclusion  sentence on what bounds the phase
     per_call    amounts and times of one launch of an operator, instead of all its launches
     brief       a text of a long table has one line for all small operators
-    table_width        columns of a text
     """
     *body, total = rows(phase, per_call=per_call)
     *shortened, _ = rows(phase, per_call=per_call, brief=brief)
     return OperatorTable(
         title=title, about="", head=COLUMNS, words=WORDS, body=tuple(body), total=total, shortened=tuple(shortened),
-        table_width=table_width, headings=HEADINGS, conclusion=Conclusion(subject, phase.total.bound, conclusion),
+        headings=HEADINGS, conclusion=Conclusion(subject, phase.total.bound, conclusion),
     )  # fmt: skip
 
 

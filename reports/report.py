@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
@@ -62,12 +63,12 @@ class Report(NamedTuple, Generic[_R]):
     details: Callable[[_R], list[Details]] = _empty
     inputs: Callable[[_R], Mapping[str, Any]] = attrgetter("inputs")
 
-    def text(self, result: _R, width: int = WIDTH, *, colored: bool = False) -> str:
-        """Text with words that wrap at `width`; the columns of tables are as wide as they must be."""
+    def text(self, result: _R, width: int = WIDTH, *, table_width: int = sys.maxsize, colored: bool = False) -> str:
+        """Text with words that wrap at `width`, and tables of at most `table_width` columns."""
         summary, remarks = self.summary(result), [*self.remarks(result), self.basis(result)]
         parts = [
             click.style(filled(self.headline(result), width), bold=True) + "\n" + _lines(summary, width),
-            *(table.text(width) for table in self.tables(result)),
+            *(table.text(width, table_width) for table in self.tables(result)),
             "".join(f"{filled(remark, width)}\n" for remark in remarks),
             *(f"{filled(one.purpose, width)}\n{_typed(one.words, width)}" for one in self.more(result)),
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
@@ -15,7 +16,7 @@ from llmviewer.records import frozen
 from llmviewer.rows import csv_text
 from llmviewer.units import seconds, si
 
-from .columns import WIDTH, columns
+from .columns import WIDTH, blocks, columns, fitted, width_of
 
 _MIN_WORDS: Final = 24  # columns of a text for words to the right of others
 BOUND_COLOR: Final = {"memory": "red", "compute": "green", "link": "blue"}  # on a terminal
@@ -86,6 +87,7 @@ class Table:
     headings    full names and meanings of columns, by their short names, for pages and Markdown
     conclusion  follows the table in texts and stands at the top of a page
     most        rows of a text; None for all
+    spare       columns that a narrow terminal leaves out, the first one first
     """
 
     title: str
@@ -97,6 +99,7 @@ class Table:
     headings: Mapping[str, Heading] = field(default_factory=dict)
     conclusion: Conclusion | None = None
     most: int | None = None
+    spare: tuple[str, ...] = ()
 
     def without_constants(self, *names: str) -> Table:
         """The table without those of the columns `names` in which all rows agree."""
@@ -106,22 +109,26 @@ class Table:
     def without(self, *names: str) -> Table:
         """The table without the columns `names`."""
         indices = [i for i, head in enumerate(self.head) if head not in names]
-        head, body = (
+        head, body, total = (
             tuple(self.head[i] for i in indices),
             tuple(tuple(row[i] for i in indices) for row in self.body),
+            tuple(self.total[i] for i in indices) if self.total else (),
         )
-        return replace(self, head=head, body=body)
+        return replace(self, head=head, body=body, total=total)
 
-    def text(self, width: int = WIDTH) -> str:
-        """Aligned columns of any width, with a title and explanations that wrap at `width`."""
-        left = [i for i, head in enumerate(self.head) if head in self.words]
-        rows = self.text_rows()
-        lines = [self.head, *(tuple(item.text for item in row) for row in rows)]
+    def text(self, width: int = WIDTH, table_width: int = sys.maxsize) -> str:
+        """Aligned columns, with a title and explanations that wrap at `width`.
 
-        def style(line: int, column: int, text: str) -> str:
-            return _styled(text, rows[line - 1][column], total=rows[line - 1] is self.total) if line else text
-
-        return f"{filled(self.title, width)}\n{columns(lines, left=left, gap=' ', style=style)}{self.below(width)}"
+        table_width  of the columns: narrower than they are, it leaves out spare ones, then breaks heads and words; what
+                     is still too wide goes on under the others
+        """
+        table, omitted = self, []
+        for name in self.spare:
+            if name in table.head and width_of(table.lines()) > table_width:
+                table = table.without(name)
+                omitted.append(name)
+        note = f"Left out for width: {', '.join(omitted)}." if omitted else ""
+        return f"{filled(self.title, width)}\n{_columns(table, table_width)}{self.below(width, note)}"
 
     def text_rows(self) -> list[tuple[Item, ...]]:
         """The rows of a text, the total last."""
@@ -131,11 +138,11 @@ class Table:
         """Head and rows of a text, as texts."""
         return [self.head, *(tuple(item.text for item in row) for row in self.text_rows())]
 
-    def below(self, width: int) -> str:
-        """The lines under the rows of a text: explanations, the number of rows left out, and the conclusion."""
+    def below(self, width: int, note: str = "") -> str:
+        """The lines under the rows of a text: explanations, `note`, the number of rows left out, and the conclusion."""
         num_omitted = self._left_out()
         omitted_note = f"{num_omitted:,} more: -o FILE.html, .md, .csv or .json has all." if num_omitted else ""
-        about = " ".join(filter(None, (self.about, omitted_note)))
+        about = " ".join(filter(None, (self.about, note, omitted_note)))
         texts = filter(None, (about, self.conclusion.text if self.conclusion else ""))
         return "".join(f"{filled(text, width)}\n" for text in texts)
 
@@ -152,6 +159,30 @@ class Table:
         return f"## {self.title}\n\n" + "\n".join(lines) + "\n" + "".join(f"\n{text}\n" for text in below)
 
 
+def _columns(table: Table, width: int) -> str:
+    """Head and rows of a text within `width`."""
+    left = [i for i, head in enumerate(table.head) if head in table.words]
+    rows = table.text_rows()
+    whole = fitted(table.lines(), left=left, width=width)
+    fits = width_of([line for parts in whole for line in parts]) <= width
+    broken = whole if fits else fitted(table.lines(), left=(), width=width)
+    places = [place for place, parts in enumerate(broken) for _ in parts]
+    lines = [line for parts in broken for line in parts]
+    keys = max(next((i for i, head in enumerate(table.head) if head not in table.words), 1), 1)
+    texts = []
+    for indices in [list(range(len(table.head)))] if fits else blocks(lines, keys=keys, width=width):
+
+        def style(line: int, column: int, text: str, indices: list[int] = indices) -> str:
+            if not places[line] or not text.strip():
+                return text
+            row = rows[places[line] - 1]
+            return _styled(text, row[indices[column]], total=row is table.total)
+
+        cells = [[line[i] for i in indices] for line in lines]
+        texts.append(columns(cells, left=[j for j, i in enumerate(indices) if i in left], gap=" ", style=style))
+    return "\n".join(texts)
+
+
 def _styled(text: str, item: Item, *, total: bool) -> str:
     color = BOUND_COLOR.get(item.bound)
     return click.style(text, fg=color, bold=total) if color or total else text
@@ -160,7 +191,7 @@ def _styled(text: str, item: Item, *, total: bool) -> str:
 class Reasons(Table):
     """A table of words, whose last column wraps in a text."""
 
-    def text(self, width: int = WIDTH) -> str:
+    def text(self, width: int = WIDTH, table_width: int = sys.maxsize) -> str:  # noqa: ARG002 (words wrap at `width`)
         lines = self.lines()
         before = columns([line[:-1] for line in lines], left=range(len(self.head)), gap=" ").splitlines()
         indent = max(map(len, before)) + 1

@@ -19,9 +19,10 @@ from llmviewer import InputError, Request, Setting, analyze, options, sweep
 from llmviewer.analyzing.analysis import largest_request
 from llmviewer.arguments import _hints
 from llmviewer.cli import cli, main
-from llmviewer.options import PARAMETERS, LayoutOptions, RequestOptions, SettingOptions, declared
+from llmviewer.options import PARAMETERS, LayoutOptions, PriceOptions, RequestOptions, SettingOptions, declared
 from llmviewer.parallel.layout import Layout
 from llmviewer.parameters import DEGREES, kind_of
+from llmviewer.serving.options import SimulationOptions
 from llmviewer.webapp.state import FIELD_TYPES, State
 
 
@@ -244,7 +245,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- options of analyze: python -m tests.test_options -->\n", "<!-- end of options -->\n"
 INTRO = """\
-# Options of a request and of a setting
+# Options of requests, settings and servers
 
 | where | an option is |
 |---|---|
@@ -254,10 +255,19 @@ INTRO = """\
 | link to the page | the key in the column *link* |
 | JSON document | a key of `inputs`; parallelism and collectives are one, `layout`; `offload_sync` is in `offload` |
 
-Each option is declared once, in `llmviewer/options.py`; Python, the command line, the page and this table are made from
-the declarations (`python -m tests.test_options`).
+Each option is declared once, in `llmviewer/options.py` or `llmviewer/serving/options.py`, from which Python, the
+command line, the page and this table are made (`python -m tests.test_options`).
 """
-GROUPS = {"Of a request": RequestOptions, "Of a setting": SettingOptions}
+GROUPS = {
+    "Of a request": RequestOptions,
+    "Of a setting": SettingOptions,
+    "Of requests over time (`simulate`)": SimulationOptions,
+    "Of prices": PriceOptions,
+}
+VALUES = {
+    bool: "true or false", float: "a number", int: "a whole number", "float | None": "a number",
+    "float | str | None": "a number or text", "int | str | None": "a whole number or text",
+}  # fmt: skip
 NOT_ON_THE_PAGE = {"profiles", "bound", "offload_sync", *LayoutOptions.__annotations__} - {*DEGREES}
 
 
@@ -273,10 +283,8 @@ def table(options):
         key = each.link or name
         default = {None: "", (): "", "": ""}.get(each.default, f"`{str(each.default).lower()}`")
         limits = f"from {each.least:,.0f} to {each.most:,.0f}" if each.most < float("inf") else each.limits
-        values = limits or {bool: "true or false", float: "a number", int: "a whole number"}.get(
-            kind_of(options.__annotations__[name]), "text"
-        )
-        option = each.flag or f"--{name.replace('_', '-')}"
+        values = limits or VALUES.get(kind_of(options.__annotations__[name]), "text")
+        option = ", ".join(each.flag.split()) or f"--{name.replace('_', '-')}"
         link = f"`{key}`" if key in FIELD_TYPES else ""
         rows.append((f"`{name}`", f"`{option}`", link, each.unit, values, default, each.help))
     return "".join(f"| {' | '.join(cell.replace('|', ' or ') for cell in row)} |\n" for row in rows)

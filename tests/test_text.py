@@ -13,6 +13,7 @@ from llmviewer.devices.files import load_hardware
 from llmviewer.reports.analysis import REPORT, report
 from llmviewer.reports.operator_table import COLUMNS, merged, rate, rows
 from llmviewer.reports.phrases import between, headline, sentence
+from llmviewer.reports.tables import Item, Table
 from llmviewer.request import Request
 from llmviewer.setting import Setting
 from llmviewer.units import fold, seconds, si
@@ -41,7 +42,7 @@ def tables(text):
 
 
 def test_tables_fit_the_terminal(analysis):
-    lines = tables(report(table_width=80).text(analysis))
+    lines = tables(REPORT.text(analysis, table_width=80))
     assert max(map(len, lines)) <= 80
     assert any(line.startswith("  all_reduce ") for line in lines)  # under the operator whose outputs it adds up
 
@@ -57,13 +58,13 @@ def test_names_that_have_no_room_are_broken_and_whole(name, asked):
     found = analyze(name, "h200-sxm", **asked)
     names = [row.title for _, phase in found.phases for row in merged(phase)]
     told: list[str] = []
-    for line in tables(report(table_width=80).text(found)):
+    for line in tables(REPORT.text(found, table_width=80)):
         if len(line) > 60:
             told.append(re.split(r"(?<=\S) +\d", line)[0])
         else:  # what is left of a name
             told[-1] += line.strip() if told[-1].endswith("_") else f" {line.strip()}"
     told = [text for text in told if not text.startswith("operator ") and text != "total"]
-    assert len(told) == len(names) < len(tables(report(table_width=80).text(found))) - 4
+    assert len(told) == len(names) < len(tables(REPORT.text(found, table_width=80))) - 4
     for text, name in zip(told, names, strict=True):
         assert name == text or (text.startswith("  ") and name.endswith(f"_{text.strip()}"))
 
@@ -136,7 +137,7 @@ def test_merged_row_is_named_by_the_common_part_of_its_blocks():
 
 def test_all_parts_of_an_operator_stand_under_it():
     found = analyze("llama-3.1-8b", "h100-sxm", techniques=["lora:rank=16"], layout="tp=2")
-    lines = tables(report(table_width=80).text(found))
+    lines = tables(REPORT.text(found, table_width=80))
     under = [line.split()[0] for line in lines if line.startswith("  ")]
     projections = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     assert under.count("lora_in") == under.count("lora_out") == 2 * len(projections)
@@ -221,7 +222,7 @@ def test_an_operator_that_does_the_same_in_several_blocks_has_one_row(name):
 
 @pytest.mark.parametrize("there", [{}, {"table_width": 120}])
 def test_names_are_whole_where_there_is_room_or_no_terminal(analysis, there):
-    text = "\n".join(tables(report(**there).text(analysis)))
+    text = "\n".join(tables(REPORT.text(analysis, **there)))
     assert "…" not in text
     for phase in (analysis.phases.prefill, analysis.phases.decode):
         assert all(f"\n{op.name} " in text for op in phase.operators)
@@ -237,7 +238,7 @@ def test_names_are_whole_where_there_is_room_or_no_terminal(analysis, there):
     ],
 )
 def test_tables_of_large_numbers_fit_too(name, device, asked):
-    lines = tables(report(table_width=80).text(analyze(name, device, **asked)))
+    lines = tables(REPORT.text(analyze(name, device, **asked), table_width=80))
     assert max(map(len, lines)) <= 80
     assert max(map(len, lines)) > 60
 
@@ -344,3 +345,40 @@ def test_width_without_a_terminal_follows_the_environment(capsys, monkeypatch, c
     assert main(["analyze", "llama-3.1-8b", "h100-sxm", "--tp", "8"]) == 0
     widest = max(map(len, tables(capsys.readouterr().out)))
     assert widest <= most if most else widest > 80
+
+
+_WIDE = Table(
+    title="Wide", about="", head=("model name", "expected time", "host share", "notes"), words=("model name", "notes"),
+    body=tuple(tuple(Item(text=text) for text in row) for row in (
+        ("llama-3.1-70b-instruct", "12.5 ms", "10%", "as published"), ("gpt2", "1.00 ms", "5%", "-"),
+    )),
+)  # fmt: skip
+
+
+def test_a_table_breaks_heads_then_words_to_fit():
+    whole = _WIDE.text(table_width=61).splitlines()
+    assert whole[1:3] == ["model name             expected time host share notes", _WIDE.text().splitlines()[2]]
+    assert _WIDE.text(table_width=50).splitlines()[1:4] == [
+        "model name             expected  host notes",
+        "                           time share",
+        "llama-3.1-70b-instruct  12.5 ms   10% as published",
+    ]
+    assert _WIDE.text(table_width=44).splitlines()[3:5] == [
+        "llama-3.1-70b-  12.5 ms   10% as published",
+        " instruct",
+    ]
+
+
+def test_a_table_leaves_out_spare_columns_and_says_so():
+    text = replace(_WIDE, spare=("notes",)).text(table_width=50)
+    assert text.splitlines()[1] == "model name             expected time host share"
+    assert text.endswith("\nLeft out for width: notes.\n")
+    assert "Left out" not in replace(_WIDE, spare=("notes",)).text()
+
+
+def test_columns_without_room_go_on_under_the_others_and_none_is_lost():
+    lines = _WIDE.text(table_width=36).splitlines()[1:]
+    assert max(map(len, lines)) <= 36
+    assert [line for line in lines if line.startswith("llama")] == [
+        "llama-3.1-70b-instruct  12.5 ms", "llama-3.1-70b-instruct   10%", "llama-3.1-70b-instruct as published",
+    ]  # fmt: skip

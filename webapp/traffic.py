@@ -12,9 +12,9 @@ from llmviewer.documents import parse_yaml
 from llmviewer.errors import InputError, quoted
 from llmviewer.serving.calls import CallLimits
 from llmviewer.serving.delays import parse_delays
+from llmviewer.serving.offered_traffic import tenant_shares
 from llmviewer.serving.policy import FIRST_COME_FIRST_SERVED
 from llmviewer.serving.routers import ROUND_ROBIN
-from llmviewer.serving.simulation import tenant_shares
 from llmviewer.serving.task_files import Task, parse_task
 
 from .state import EXAMPLE_TASK, FILE_PREFIX, File, State

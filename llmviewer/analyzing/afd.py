@@ -242,15 +242,12 @@ def afd(
     *,
     attention_layout: str | Layout = ONE_DEVICE,
     expert_devices: int = 1,
-    years: float | None = None,
     **options: Unpack[ExpertArguments],
 ) -> ExpertDisaggregation:
     """Decode steps of `batch` sequences at a context of `kv_len` tokens, with experts on separate devices.
 
     attention_layout   degrees of tp and dp of the devices that hold everything but the experts
     expert_devices     devices that the experts are divided among
-    years              years over which the purchase price is spread, for devices without a cloud price
-
     expert_hardware    None: as attention_hardware
 
     The options are as in analyze(); a Setting may replace model, attention_hardware and options.
@@ -276,7 +273,7 @@ def afd(
         whole_number("micro_batches", step_options["micro_batches"], least=0),
     )
     sizes = np.array([whole_number("batch", n) for n in arguments.as_numbers(step_options["batch"])], dtype=np.float64)
-    arguments.check_positive(years=years)
+    arguments.check_positive(years=step_options["years"])
     expert_layout = Layout(
         dp=expert_count,
         ep=expert_count,
@@ -319,7 +316,7 @@ def afd(
         expert_bytes=needed_bytes[1],
         attention_batch=max_batches[0],
         expert_batch=max_batches[1],
-        years=years,
+        years=step_options["years"],
     )
 
 

@@ -91,20 +91,19 @@ def afd_splits(
     expert_hardware: str | Hardware | None = None,
     *,
     devices: int,
-    tpot: float | None = None,
-    years: float | None = None,
     **options: Unpack[ExpertSplitArguments],
 ) -> Splits:
     """All splits of `devices` between attention and experts, each with the batch and micro-batches of most tokens per
     second. Attention has degrees of tp of 1, 2, 4 and 8.
 
-    tpot   longest step, as expected, else at the bound [s]
+    devices  of both sides together
 
     The other arguments and the options are as in afd().
 
     Raises InputError if an argument is invalid, the model has no experts, or no split fits the memory within `tpot`.
     """
-    step = only(arguments.with_defaults(options, ExpertSplitArguments), ExpertStepOptions)
+    values = arguments.with_defaults(options, ExpertSplitArguments)
+    tpot = values["tpot"]
     model, attention_hardware, side_options = opened(
         model, attention_hardware, only(options, ExpertOptions), ExpertOptions
     )
@@ -122,7 +121,7 @@ def afd_splits(
         sides.items(), changes_by_device(tuple(sides.values()), all_options["hardware_set"]), strict=True
     )
     question: dict[str, Any] = {
-        "model": loaded, "years": years, **step,
+        "model": loaded, "years": values["years"], **only(values, ExpertStepOptions),
         **{name: Setting.of(loaded, one, hardware_set=changes).hardware for (name, one), changes in changed_sides},
         **side_options, "hardware_set": (),
     }  # fmt: skip

@@ -149,7 +149,6 @@ def analyze(
     model: str | Model,
     hardware: str | Hardware,
     *,
-    tpot: float | None = None,
     measured: Mapping[str, float] | None = None,
     **options: Unpack[AnalysisArguments],
 ) -> Analysis: ...
@@ -160,7 +159,6 @@ def analyze(
     model: str | Model | Setting,
     hardware: str | Hardware | Request,
     *,
-    tpot: float | None = None,
     measured: Mapping[str, float] | None = None,
     **options: Unpack[AnalysisArguments],
 ) -> Analysis:
@@ -172,7 +170,6 @@ def analyze(
     batch            "max": as many sequences as fit the memory
     prompt, gen      with encoder and decoder, tokens of each; `gen` is ignored for models that do not generate
     images           `prompt` includes their tokens, and the prefill runs their encoder
-    tpot             with batch "max": longest time per output token, as expected, else at the bound [s]
     measured         what took how long on your machine, such as {"tpot_s": 0.025}: the result rates it; of "ttft_s",
                      "tpot_s", "latency_s" [s] and "tokens_per_s" [1/s] of the generation
 
@@ -190,6 +187,7 @@ def analyze(
         numbers: Any = only(options, RequestOptions)
         batch_is_max = isinstance(numbers.get("batch"), str) and numbers["batch"] == MAX
         request = Request.of(**numbers | ({"batch": 1} if batch_is_max else {}))
+    tpot = options.get("tpot")
     _check_tpot(tpot, batch_is_max)
     measured_values = check_measured(measured)
     request = request.of_model(setting.model)

@@ -13,7 +13,14 @@ from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..model import Model, kv_cache_bytes
 from ..model_files import load_model
-from ..options import DisaggregatedArguments, DisaggregatedOptions, RequestOptions, document_options, only
+from ..options import (
+    DisaggregatedArguments,
+    DisaggregatedOptions,
+    RequestOptions,
+    TransferOptions,
+    document_options,
+    only,
+)
 from ..parallel.layout import ONE_DEVICE, Layout
 from ..parameters import KvLink, KvTransfer
 from ..records import frozen
@@ -152,6 +159,18 @@ class Disaggregated(Rows):
         }
 
 
+def transfer_of(options: TransferOptions) -> tuple[KvTransfer, KvLink]:
+    """Time and links of the transfer of KV caches.
+
+    Raises InputError for another name.
+    """
+    transfer, link = options.get("kv_transfer"), options.get("kv_link")
+    return (
+        arguments.enum_member("kv_transfer", KvTransfer.AFTER if transfer is None else transfer, KvTransfer),
+        arguments.enum_member("kv_link", KvLink.SCALE_OUT if link is None else link, KvLink),
+    )
+
+
 @document_options(DisaggregatedArguments)
 def disaggregate(
     model: str | Model,
@@ -160,16 +179,11 @@ def disaggregate(
     *,
     prefill_layout: str | Layout = ONE_DEVICE,
     decode_layout: str | Layout = ONE_DEVICE,
-    kv_transfer: str = "after",
-    kv_link: str = "scale-out",
     **options: Unpack[DisaggregatedArguments],
 ) -> Disaggregated:
     """Prefill of a batch on one kind of device, decode on another.
 
-    kv_transfer   when the KV cache is sent: "after" the prefill, or "overlapped" with it
-    kv_link       over which links: "scale-out", or "scale-up" if both sides are in one scale-up domain
-
-    The other arguments and the options are as in analyze(). `hardware_set` changes both kinds of device, or one, as in
+    The options are as in analyze(). `hardware_set` changes both kinds of device, or one, as in
     "h100-sxm:memory.bandwidth=2x".
 
     Raises InputError if an argument is invalid or the model does not generate.
@@ -181,10 +195,7 @@ def disaggregate(
     loaded = load_model(model) if isinstance(model, str) else model
     if not loaded.generates:
         raise InputError(f"{loaded.name} does not generate: there are no decode steps to run on other devices")
-    transfer, link = (
-        arguments.enum_member("kv_transfer", kv_transfer, KvTransfer),
-        arguments.enum_member("kv_link", kv_link, KvLink),
-    )
+    transfer, link = transfer_of(options)
     changes = arguments.with_defaults(options, DisaggregatedArguments)["hardware_set"]
     shared = only(options, DisaggregatedOptions)
     prefill_changes, decode_changes = changes_by_device((prefill_hardware, decode_hardware), changes)

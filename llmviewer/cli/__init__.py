@@ -81,6 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     argv = list(sys.argv[1:] if arguments is None else arguments)
     gc.set_threshold(_GC_THRESHOLD)
+    atexit.unregister(gc.freeze)  # once in a process that calls main() often
     atexit.register(gc.freeze)  # what ends with the process need not be searched for garbage first
     if not set(argv[:1]) & _MATRIX_COMMANDS:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

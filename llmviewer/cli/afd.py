@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from ..errors import InputError
-from ..options import ExpertArguments, ExpertSplitArguments, only
+from ..options import ExpertArguments, ExpertSharedOptions, ExpertSplitArguments, only
 from . import inputs
 from . import options as shared
 
@@ -28,12 +28,11 @@ _BATCHES: Final = "64..4096*4"
 )
 @shared.number("--expert-devices", f"Devices with the experts. [default: {_SIDES['expert_devices']}]")
 @shared.number("--devices", "Number of devices of both sides together; finds their best splits and batches.")
-@shared.latency_target("--tpot", "With --devices: longest TPOT (expected; the bound if unknown).")
+@inputs.option("tpot", ExpertSplitArguments.__annotations__["tpot"])
 @inputs.declared_options(
     ExpertArguments,
     batch={"default": None, "show_default": False, "more": f"Several: 64,256. [default: {_BATCHES}]"},
 )
-@shared.depreciation
 @shared.report_options
 def afd(
     *,
@@ -57,14 +56,14 @@ def afd(
 
     shared.check_output(form, output)
     sides = {name: question.pop(name) for name in _SIDES} | {"batch": options.get("batch")}
-    split_options = only(options, ExpertSplitArguments)
+    shared_options = only(options, ExpertSharedOptions)
     if devices is None:
         if tpot is not None:
             raise InputError("--tpot is for --devices, which finds the best split")
         defaults = {**_SIDES, "batch": parse_numbers(_BATCHES, where="--batch")}
         split = {name: defaults[name] if value is None else value for name, value in sides.items()}
-        shared.emit_report(REPORT, run(**question, **split_options, **split), form, output)
+        shared.emit_report(REPORT, run(**question, **shared_options, **split), form, output)
         return
     if extra := [name for name, value in sides.items() if value is not None]:
         raise InputError(f"--{extra[0].replace('_', '-')} and --devices exclude each other; leave one out")
-    shared.emit_report(SPLITS, afd_splits(devices=devices, tpot=tpot, **question, **split_options), form, output)
+    shared.emit_report(SPLITS, afd_splits(devices=devices, tpot=tpot, **question, **shared_options), form, output)

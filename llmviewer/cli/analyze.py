@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +40,6 @@ def _measured(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> 
     is_flag=True,
     help="List every operator; by default, a long table on the screen sums those under 1% of the time.",
 )
-@shared.latency_target("--tpot", "With --batch max: highest TPOT, expected where that is known, else the bound.")
 @click.option(
     "--measured",
     metavar="QUANTITY=VALUE",
@@ -76,7 +74,6 @@ def analyze(
     file, or package.module:callable; HARDWARE is a name of `llmviewer hardware` or a YAML file.
     """
     from ..analyzing.analysis import analyze as run
-    from ..reports.columns import WIDTH
 
     if emit is not None and (sides or form):
         raise InputError("--emit writes the command of one server; leave out --format, --prefill-... and --decode-...")
@@ -91,17 +88,15 @@ def analyze(
     if question["measured"] and output_form == "csv":
         raise InputError("--measured does not apply to csv, which has a row per operator; leave one of them out")
     brief = output_form == "text" and not every and output is None
-    table_columns = shared.terminal_columns() if output_form == "text" and output is None else 0
     report_options: dict[str, Any] = {
         "per_call": per_call, "brief": brief, "sources": sources or output_form == "markdown",
-        "table_width": max(table_columns, WIDTH) if table_columns else sys.maxsize,
     }  # fmt: skip
     if sides:
         from ..analyzing.disaggregation import disaggregate
         from ..setting import layout_of
 
         for name, value in (
-            ("with", options["techniques"]), ("tpot", question.pop("tpot")), ("measured", question.pop("measured")),
+            ("with", options["techniques"]), ("tpot", options["tpot"]), ("measured", question.pop("measured")),
         ):  # fmt: skip
             if value:
                 raise InputError(

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from ..errors import InputError, suggest
-from ..options import ComparisonArguments, FigureArguments, FleetArguments
+from ..options import ChoiceArguments, ComparisonArguments, FigureArguments
 from . import inputs
 from . import options as shared
 from .progress import with_progress_bar
@@ -47,17 +47,14 @@ def _split(text: str) -> list[str]:
 @click.argument("model")
 @click.argument("hardware", nargs=-1, required=True)
 @click.option("--also", metavar="MODEL", multiple=True, help="Another model to compare. May be repeated.")
-@shared.quants("Precision, as in analyze. May be repeated.")
 @inputs.layouts
 @inputs.declared_options(ComparisonArguments)
-@shared.depreciation
 @shared.report_options
 def compare(
     *,
     model: str,
     hardware: tuple[str, ...],
     also: tuple[str, ...],
-    quants: tuple[str, ...],
     options: ComparisonArguments,
     form: str | None,
     output: Path | None,
@@ -73,18 +70,11 @@ def compare(
     from ..comparing.comparison import compare as run
     from ..devices.files import hardware_names
     from ..reports.comparison import REPORT
-    from ..transforms.quantize import PUBLISHED
 
     names = _or_all([name for text in hardware for name in _split(text)])
     devices = hardware_names() if names is None else names
     models = [name for text in (model, *also) for name in _split(text)]
-    result = run(
-        models,
-        devices,
-        quants=quants or (PUBLISHED,),
-        **question,
-        **options,
-    )
+    result = run(models, devices, **question, **options)
     shared.emit_report(REPORT, result, form, output)
 
 
@@ -93,7 +83,6 @@ def compare(
 @click.option(
     "--users", type=shared.WholeNumber(1), default=1, show_default=True, help="Users who send their prompts at once."
 )
-@shared.quants("An allowed precision. May be repeated. [default: published, fp8, W8A8, W4A16g128]")
 @hardware_option
 @shared.choice(
     "--by",
@@ -103,22 +92,13 @@ def compare(
 )
 @click.option("--budget", metavar="USD", type=shared.NUMBER, help="Highest price of all devices together.")
 @click.option("--power", metavar="W", type=shared.NUMBER, help="Highest TDP of all devices together.")
-@shared.latency_target("--ttft", "Longest time to first token: 0.5 or '500 ms'.")
-@shared.latency_target("--tpot", "Longest time per output token.")
 @click.option("--native", is_flag=True, help="Only precisions that the matrix units of the device support.")
-@shared.number(
-    "--max-devices",
-    "Maximum devices of a kind, on one host with tensor parallelism; the smallest number that qualifies is ranked.",
-    default=1,
-)
-@inputs.declared_options(FleetArguments)
-@shared.depreciation
+@inputs.declared_options(ChoiceArguments)
 @shared.report_options
 def choose(
     *,
-    options: FleetArguments,
+    options: ChoiceArguments,
     hardware: tuple[str, ...],
-    quants: tuple[str, ...],
     form: str | None,
     output: Path | None,
     **question: Any,
@@ -128,11 +108,10 @@ def choose(
     Devices that do not qualify are listed with the reason.
     """
     shared.check_output(form, output)
-    from ..comparing.choice import QUANTS
     from ..comparing.choice import choose as run
     from ..reports.choice import REPORT
 
-    question |= {"hardware": named(hardware), "quants": quants or QUANTS}
+    question["hardware"] = named(hardware)
     result = with_progress_bar("layouts and precisions", functools.partial(run, **question, **options))
     shared.emit_report(REPORT, result, form, output)
 

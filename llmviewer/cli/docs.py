@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import fill
+
 import click
 
 from .._layout import data_dir
@@ -22,7 +24,11 @@ def docs(page: str | None) -> None:
     if page is None:
         width = max(map(len, pages))
         heads = {name: path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for name, path in pages.items()}
-        shared.emit("".join(f"{name:<{width}}  {head}\n" for name, head in heads.items()), None)
+        lines = (
+            fill(head, shared.width(), initial_indent=f"{name:<{width}}  ", subsequent_indent=" " * (width + 2))
+            for name, head in heads.items()
+        )
+        shared.emit("".join(f"{line}\n" for line in lines), None)
         return
     name = page.removesuffix(".md").removeprefix("docs/")
     if name not in pages:

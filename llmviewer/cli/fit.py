@@ -48,10 +48,6 @@ def _tokens(_: click.Context, parameter: click.Parameter, value: str) -> int:
     metavar="N",
     help="Least decode speed of one sequence; precisions get narrower to reach it.",
 )
-@shared.quants(
-    "A precision to choose from, the widest first. May be repeated. Default: Q8_0, Q6_K, Q5_K_M and Q4_K_M "
-    "for llama.cpp, 8, 6 and 4 bits for MLX, else that of the checkpoint, fp8 and W4A16g128."
-)
 @click.option(
     "--all",
     "every",

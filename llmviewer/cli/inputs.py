@@ -25,16 +25,20 @@ _MAX_DEGREES: Final = 64  # values of one degree of parallelism that are compare
 _NOT_IN_SCENARIOS: Final = ("output", "help", "scenario")  # options that a scenario does not set
 _CLICK_ARGUMENTS: Final[Mapping[str, Mapping[str, Any]]] = {  # of options whose values are neither text nor numbers
     "quant": {"callback": shared.precision},
+    "quants": {"callback": shared.nonempty},
     "offload": {"callback": shared.nonempty},
     "profiles": {"type": shared.PATH},
+    "tasks": {"type": shared.PATH},
     "techniques": {"type": click.UNPROCESSED},  # a file gives them as objects
 }
 
 _CLICK_ARGUMENTS_BY_KIND: Final[Mapping[Any, Mapping[str, Any]]] = {
     int: {"type": shared.WHOLE_NUMBER},
     "int | None": {"type": shared.WHOLE_NUMBER},
+    "str | Path | None": {"type": shared.PATH},
     float: {"type": shared.NUMBER},
     "float | None": {"type": shared.NUMBER},
+    "float | str | None": {"type": click.UNPROCESSED},
     "int | str": {
         "type": click.UNPROCESSED,
         "callback": shared.or_max(int, "a whole number, or max for the largest that fits"),
@@ -43,15 +47,16 @@ _CLICK_ARGUMENTS_BY_KIND: Final[Mapping[Any, Mapping[str, Any]]] = {
     "int | str | Sequence[int]": {"type": click.UNPROCESSED, "callback": shared.whole_numbers_or_max},
     bool: {"is_flag": True, "show_default": False},
 }
+_TIME: Final[Mapping[str, Any]] = {"type": click.UNPROCESSED, "callback": shared.seconds}
+_TIMES: Final = "In seconds, or as '500 ms'."
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
 
-def declared_options(options: type, **changes: Mapping[str, Any]) -> Callable[[_F], _F]:
-    """Adds the options of a TypedDict, which the command gets as one argument `options`.
+def declared_options(options: type, **changes: dict[str, Any]) -> Callable[[_F], _F]:
+    """Adds the options of a TypedDict, which the command gets as one argument `options`, with those of others.
 
-    changes  arguments of click by the name of an option, in place of those made from its declaration; `more`: the
-             sentences of the help after the first
+    changes  arguments of option() by the name of an option
     """
     hints = options.__annotations__
     decorators = [option(name, hint, **changes.get(name, {})) for name, hint in hints.items()]
@@ -61,29 +66,35 @@ def declared_options(options: type, **changes: Mapping[str, Any]) -> Callable[[_
     def decorator(command: _F) -> _F:
         @functools.wraps(command)
         def with_options(*arguments: Any, **values: Any) -> object:
-            return command(*arguments, options={name: values.pop(name) for name in hints}, **values)
+            options = {name: values.pop(name) for name in hints}
+            return command(*arguments, options={**values.pop("options", {}), **options}, **values)
 
         return shared.add_options(cast("_F", with_options), *decorators)
 
     return decorator
 
 
-def option(name: str, hint: Any, *, more: str | None = None, **changes: Any) -> Callable[[_F], _F]:
-    """The option of a parameter, from its annotation; `changes` replace arguments of click, `more` that of the
-    declaration.
+def option(name: str, hint: Any, *, more: str | None = None, also: str = "", **changes: Any) -> Callable[[_F], _F]:
+    """The option of a parameter, from its annotation.
+
+    more     in place of that of the declaration
+    also     a sentence at the end of the help
+    changes  of arguments of click
     """
     (parameter,), kind = hint.__metadata__, kind_of(hint)
+    is_time = (kind, parameter.unit) == ("float | None", "s")
+    sentences = (parameter.about, parameter.more if more is None else more, _TIMES if is_time else "", also)
     click_arguments: dict[str, Any] = {
-        "help": parameter.help if more is None else f"{parameter.about} {more}",
+        "help": " ".join(filter(None, sentences)),
         "default": parameter.default,
         "metavar": parameter.metavar or "|".join(parameter.choices) or None,
         "multiple": isinstance(parameter.default, tuple),
         "show_default": parameter.default not in (None, "", ()),
-        **_CLICK_ARGUMENTS_BY_KIND.get(kind, {}),
+        **(_TIME if is_time else _CLICK_ARGUMENTS_BY_KIND.get(kind, {})),
         **_CLICK_ARGUMENTS.get(name, {}),
     }
-    flag = parameter.flag or f"--{name.replace('_', '-')}"
-    return click.option(flag, name, **{**click_arguments, **changes})
+    flags = parameter.flag.split() or [f"--{name.replace('_', '-')}"]
+    return click.option(*flags, name, **{**click_arguments, **changes})
 
 
 def layouts(command: _F) -> _F:
@@ -101,7 +112,7 @@ def layouts(command: _F) -> _F:
             **values,
         )
 
-    number_list = {"type": str, "metavar": "NUMBERS", "default": "1"}
+    number_list: dict[str, Any] = {"type": str, "metavar": "NUMBERS", "default": "1"}
     return shared.add_options(
         cast("_F", with_layouts),
         *(option(name, hint, **number_list, more="Several: 1,2,4.") for name, hint in degrees.items()),
@@ -129,7 +140,7 @@ def disaggregation(command: _F) -> _F:
     @functools.wraps(command)
     def with_sides(*arguments: Any, **options: Any) -> object:
         names = [f"{side}_{field}" for side in SIDES for field in ("hardware", "layout")]
-        values = {name: options.pop(name) for name in (*names, "kv_transfer", "kv_link")}
+        values = {name: options.pop(name) for name in (*names, *TransferOptions.__annotations__)}
         sides = {name: value for name, value in values.items() if value is not None}
         if sides and not sides.keys() & set(names):
             option = next(iter(sides)).replace("_", "-")
@@ -146,12 +157,8 @@ def disaggregation(command: _F) -> _F:
             ("layout", "DEGREES", "Layout of a {} worker, such as 'tp=4 pp=2'."),
         )
     ]
-    return shared.add_options(transfers(cast("_F", with_sides)), *options)
-
-
-def transfers(command: _F) -> _F:
-    """Adds the options of transfers of KV caches."""
-    return shared.add_options(command, *(option(*each) for each in TransferOptions.__annotations__.items()))
+    transfers = (option(*each) for each in TransferOptions.__annotations__.items())
+    return shared.add_options(cast("_F", with_sides), *options, *transfers)
 
 
 scenario = click.option(

@@ -112,7 +112,7 @@ def _restore_hardware_path(folder: str | None) -> None:
         os.environ[PATH_VARIABLE] = folder
 
 
-def _seconds(context: click.Context, parameter: click.Parameter, value: object) -> float | None:
+def seconds(context: click.Context, parameter: click.Parameter, value: object) -> float | None:
     """Reads a time; a default stays as it is. [s]"""
     from ..units import time_s
 
@@ -173,13 +173,6 @@ def report_format(formats: Sequence[str], *, help_prefix: str = "") -> Callable[
     return click.option("--format", "form", type=click.Choice(formats), help=f"{help_prefix}{AS_NAMED}.")
 
 
-def latency_target(name: str, help_text: str, *, default: float | None = None) -> Callable[[_F], _F]:
-    """An option whose value is a limit on a time. [s]"""
-    return click.option(
-        name, metavar="TIME", type=click.UNPROCESSED, callback=_seconds, default=default, help=help_text
-    )  # fmt: skip
-
-
 hardware_path = click.option(
     "--hardware-path",
     metavar="DIR",
@@ -187,13 +180,6 @@ hardware_path = click.option(
     expose_value=False,
     callback=_set_hardware_path,
     help=f"A folder of your own hardware YAML files, read before those that ship. {PATH_VARIABLE} sets it too.",
-)
-depreciation = click.option(
-    "--depreciation",
-    "years",
-    metavar="YEARS",
-    type=NUMBER,
-    help="Years of continuous use over which the purchase price is spread; if not given, only cloud prices count.",
 )
 
 
@@ -320,11 +306,6 @@ def nonempty(context: click.Context, parameter: click.Parameter, value: _V) -> _
     return value
 
 
-def quants(help_text: str) -> Callable[[_F], _F]:
-    """The option --quant, which may be repeated."""
-    return click.option("--quant", "quants", metavar="SCHEME", multiple=True, callback=nonempty, help=help_text)
-
-
 def precision(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """The value of --quant; None for the precision of the model, also if given by name."""
     scheme = nonempty(context, parameter, value)
@@ -358,7 +339,10 @@ def emit_report(report: Report[_R], result: _R, form: str | None, output: Path |
         return
     output_form = form_of(form, output)
     if output_form == "text":
-        emit(report.text(result, width(output), colored=output is None and shows_colors()), output)
+        text = report.text(
+            result, width(output), table_width=table_width(output), colored=output is None and shows_colors()
+        )
+        emit(text, output)
     else:
         emit(getattr(report, output_form)(result), output)
 
@@ -387,6 +371,12 @@ def terminal_columns() -> int:
 def width(output: Path | None = None) -> int:
     """Columns for the words of a text: 80, or those of a narrower terminal, at least 40."""
     return max(min(terminal_columns() or _WIDTH, _WIDTH), _NARROW) if output is None else _WIDTH
+
+
+def table_width(output: Path | None = None) -> int:
+    """Columns for tables: those of the terminal, at least 80; any number in a file."""
+    columns = terminal_columns() if output is None else 0
+    return max(columns, _WIDTH) if columns else sys.maxsize
 
 
 def emit_command(setting: Setting, form: str, output: Path | None, *, sequences: int, tokens: int) -> None:

@@ -23,9 +23,6 @@ from . import options as shared
     help="An axis of the shape and its values: depth=16..48+8, width=2048..8192+512, heads, kv_heads, ffn, expert_ffn, "
     "experts=8,16, top_k, vocab, or any whole number of its config.json by name. May be repeated: all combinations.",
 )
-@shared.latency_target("--ttft", "Longest time to first token: 0.5 or '500 ms'.")
-@shared.latency_target("--tpot", "Longest time per output token.")
-@shared.latency_target("--latency", "Longest time of a whole request.")
 @shared.choice(
     "--by",
     choices=("tpot", "ttft", "latency"),

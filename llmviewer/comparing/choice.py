@@ -20,7 +20,7 @@ from ..forms import Num
 from ..model import Model
 from ..model_files import load_model
 from ..operators.collectives import SCALE_OUT, SCALE_UP
-from ..options import FleetArguments, FleetOptions, document_options, only
+from ..options import ChoiceArguments, FleetOptions, document_options, only
 from ..parallel import parallel
 from ..parallel.layout import Layout, Network
 from ..records import frozen
@@ -157,61 +157,52 @@ class Choice(Rows):
         }  # fmt: skip
 
 
-@document_options(FleetArguments)
+@document_options(ChoiceArguments)
 def choose(
     model: str | Model | Setting,
     request: Request | None = None,
     *,
     users: int = 1,
-    quants: Sequence[str] = QUANTS,
     hardware: Sequence[str | Hardware] | None = None,
-    max_devices: int = 1,
     by: str = "speed",
     budget: float | None = None,
     power: float | None = None,
-    ttft: float | None = None,
-    tpot: float | None = None,
     native: bool = False,
-    years: float | None = None,
     progress: Callable[[int, int], object] = lambda finished, settings: None,
-    **options: Unpack[FleetArguments],
+    **options: Unpack[ChoiceArguments],
 ) -> Choice:
     """Ranks devices for `users` who each send a prompt of `prompt` tokens at once and get `gen` tokens.
 
     request      users, prompt and gen in one; a Setting may replace model and options, whose precision then counts
-    quants       allowed precisions; a device is ranked by its best one; of the default ones, those that are narrower
-                 than the published weights
     hardware     devices to choose from; None: shipped devices that are for sale, and those of the user's folder
-    max_devices  maximum devices of a kind, on one host, by tensor parallelism; the smallest number that qualifies is
-                 ranked, of the numbers that divide the model
     by           "speed": tokens of all users per second, from prompts to last tokens; "cost": per dollar; "energy": per
                  joule at TDP
     budget       highest price of all devices together [USD]
     power        highest TDP of all devices together [W]
-    ttft, tpot   longest time to first token and time per output token [s]
     native       whether only precisions count that the device's matrix units support
-    years        time of continuous use over which a purchase price is spread; None: only cloud prices count
     progress     called with the number of finished combinations of precision and number of devices, and of all
 
-    The options are as in compare(). Devices qualify and are ranked by expected times; those of which only bounds are
-    known are listed apart. With `bound`, all are ranked by bounds.
+    The options are as in compare(). A device is ranked by its best precision; of the default ones, those that are
+    narrower than the published weights count. Devices qualify and are ranked by expected times; those of which only
+    bounds are known are listed apart. With `bound`, all are ranked by bounds.
 
     Raises InputError if an argument is invalid or the model does not generate.
     """
-    arguments.check_options(options, FleetArguments)
+    all_options = arguments.with_defaults(options, ChoiceArguments)
+    quants = QUANTS if all_options["quants"] == () else all_options["quants"]
     if request is not None:
         users = request.batch
     prompt, gen = lengths_of(options, request)
     if isinstance(model, Setting):
         quants = (quant_text(model),) if quants is QUANTS else quants
-        model, _, options = opened(single_device(model), None, options, FleetArguments)
+        model, _, options = opened(single_device(model), None, options, ChoiceArguments)
     ranking = arguments.enum_member("by", by, _RANKING_UNITS)
-    limits = Limits(budget=budget, power=power, ttft_s=ttft, tpot_s=tpot, native=native)
+    limits = Limits(budget=budget, power=power, ttft_s=all_options["ttft"], tpot_s=all_options["tpot"], native=native)
     arguments.check_types(model=model)
     devices, unavailable = _devices(hardware)
     precisions, batch = arguments.as_values("quants", quants), whole_number("users", users)
     device_limit, loaded_model = (
-        whole_number("max_devices", max_devices),
+        whole_number("max_devices", all_options["max_devices"]),
         load_model(model) if isinstance(model, str) else model,
     )
     if precisions == QUANTS:
@@ -220,8 +211,8 @@ def choose(
         raise InputError(f"max_devices must be at most {_MAX_TENSOR_PARALLELISM}; got {device_limit}")
     layouts = [Layout(tp=n) for n in _valid_degrees(loaded_model, loaded(devices[0]), device_limit)]
     comparison = compare(
-        loaded_model, devices, quants=precisions, batch=batch, prompt=prompt, gen=gen, years=years, layout=layouts,
-        progress=progress, **only(options, FleetOptions),
+        loaded_model, devices, quants=precisions, batch=batch, prompt=prompt, gen=gen, years=all_options["years"],
+        layout=layouts, progress=progress, **only(options, FleetOptions),
     )  # fmt: skip
     compared_model = comparison.cells[0].model
     if not compared_model.generates:

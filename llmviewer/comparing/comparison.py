@@ -202,9 +202,7 @@ def compare(
     models: str | Model | Setting | Sequence[str | Model | Setting],
     hardware: str | Hardware | Sequence[str | Hardware] | Request | None = None,
     *,
-    quants: Sequence[str] = (PUBLISHED,),
     layout: str | Layout | Sequence[str | Layout] = ONE_DEVICE,
-    years: float | None = None,
     progress: Callable[[int, int], object] = lambda finished, settings: None,
     **options: Unpack[ComparisonArguments],
 ) -> Comparison:
@@ -212,13 +210,11 @@ def compare(
 
     Also compare(settings, request), of Settings and a Request: one cell for each setting.
 
-    quants        precisions as in analyze(), or "published"
     batch         one number or several; bottlenecks are those of the first. "max": the largest that fits, cell by cell
     layout        degrees of parallelism as in analyze(); one or several
     years         time of continuous use over which a purchase price is spread; None: only cloud prices count
     progress      called with the number of finished combinations of model, precision and layout, and of all
 
-    The options apply to all cells, as in analyze(). `hardware_set` changes every device, or one, as in
     "l40s:price.cloud=1 USD/h"; `bound` takes a tenth of the time.
 
     Raises InputError if an argument is invalid or given twice. A cell is refused, with the reason, if its device lacks
@@ -226,7 +222,7 @@ def compare(
     its model cannot be laid out so or does not allow a technique.
     """
     if isinstance(hardware, Request):
-        return _of_settings(arguments.as_list(models), hardware, years=years)
+        return _of_settings(arguments.as_list(models), hardware, years=options.get("years"))
     if hardware is None:
         raise InputError("hardware must be given with models; or give Settings and a Request")
     all_options = arguments.with_defaults(options, ComparisonArguments)
@@ -234,12 +230,13 @@ def compare(
     at_largest_batch = isinstance(batch, str) and batch == MAX
     batches = (1,) if at_largest_batch else tuple(whole_number("batch", b) for b in arguments.as_numbers(batch))
     prompt, gen = lengths_of(options)
+    years = all_options["years"]
     arguments.check_positive(years=years)
     library, engine, bound = all_options["library"], all_options["engine"], all_options["bound"]
     arguments.check_bound_only(bound, library, engine, all_options["profiles"])
     devices, without_fact = _changed(arguments.as_values("hardware", hardware), all_options["hardware_set"])
     loaded_models = [load_model(m) if isinstance(m, str) else m for m in arguments.as_values("models", models)]
-    precisions = arguments.as_values("quants", quants)
+    precisions = arguments.as_values("quants", (PUBLISHED,) if all_options["quants"] == () else all_options["quants"])
     layouts = [
         parse_layout(setting_layout) if isinstance(setting_layout, str) else setting_layout
         for setting_layout in arguments.as_values("layout", layout)

@@ -182,7 +182,6 @@ def fit(
     models: Sequence[str] = (),
     context: int = CONTEXT,
     tokens_per_s: float = 0,
-    quants: Sequence[str] = (),
     limit: int | None = MAX_SHOWN,
     progress: Callable[[int, int], object] = lambda finished, models: None,
     **options: Unpack[MachineOptions],
@@ -193,8 +192,6 @@ def fit(
     models        beginnings of names, such as "qwen3"; none: all
     context       tokens of prompt and output with which the engine must start
     tokens_per_s  least decode speed, expected or, without measurements, at the bound; precisions get narrower for it
-    quants        precisions to choose from, the widest first; none: those of GGUF files for llama.cpp, of MLX, or of
-                  the checkpoint, fp8 and 4-bit weights
     limit         number of models that are evaluated, the largest first; None: all
     progress      called with the number of evaluated models, and of all
 
@@ -207,6 +204,7 @@ def fit(
         raise InputError(f"tokens_per_s must be at least 0; got {tokens_per_s:g}")
     values = arguments.with_defaults(options, MachineOptions)
     device = loaded(local_device() if hardware is None else hardware, values["hardware_set"])
+    quants = values["quants"]
     narrow = [text for text in quants if not _in_blocks(text)]
     engine = engine_on(values["engine"], device) if values["engine"] else _engine_of(device, local=not narrow)
     if narrow and engine and engine.name in LOCAL_PRECISIONS:

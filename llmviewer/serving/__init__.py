@@ -1,7 +1,8 @@
 """Serving requests that arrive over time, on bounds and expected times of steps.
 
 Modules in reading order:
-  requests     traffic, lengths, trace_files: arrivals, lengths of prompts and answers, files of both
+  requests     options: what users set; offered_traffic: requests of options; traffic, lengths, trace_files: arrivals,
+               lengths of prompts and answers, files of both
   one replica  steps, step_times, stages: times of steps, memory; policy, orders, kv_cache, prefix_cache,
                progress: scheduling
   simulation   server, routers, prefill_pool: discrete events; metrics, outcome: results; simulation: simulate()

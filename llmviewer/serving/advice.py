@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, Unpack
 
 from .. import __version__
 from ..analyzing.analysis import largest_request
-from ..arguments import as_values, check_options, enum_member
+from ..arguments import as_values, enum_member, with_defaults
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..model import Model
@@ -146,9 +146,6 @@ def advise(
     hardware: str | Hardware | None = None,
     *,
     wanted: str = "latency",
-    max_devices: int = 1,
-    ttft: float = inf,
-    tpot: float = inf,
     research: bool = False,
     without: Sequence[str] = (),
     progress: Callable[[int, int], object] = lambda finished, steps: None,
@@ -158,25 +155,23 @@ def advise(
     chunked prefill and speculative decoding.
 
     wanted       objective: "latency", "ttft", "tpot" or "throughput"
-    max_devices  maximum devices for tensor and expert parallelism
-    ttft, tpot   longest time to first token and time per output token; changes that exceed them, as expected or else at
-                 the bound, are listed apart, and batches are as large as they allow [s]
     research     whether to try all techniques and precisions, also those that no engine runs
     without      "answers" excludes techniques that change the outputs, "draft" those that need a draft model or draft
                  heads, "model" those that need other weights
     progress     called with the number of finished changes and combinations, and their maximum
 
-    The options describe the setting that changes are compared with: `techniques` are those already in use. A Setting
-    may stand in place of model, hardware and options.
+    The options describe the setting that changes are compared with: `techniques` are those already in use. Changes that
+    exceed `ttft` or `tpot`, as expected or else at the bound, are listed apart, and batches are as large as they allow.
+    A Setting may stand in place of model, hardware and options.
 
     Raises InputError if an argument is invalid, or the model does not generate.
     """
     objective = enum_member("wanted", wanted, Objective)
-    check_options(options, AdviceArguments)
+    all_options = with_defaults(options, AdviceArguments)
     excluded = tuple(enum_member("without", one, Requirement) for one in as_values("without", without))
     batch = whole_number("batch", Request.of(**only(options, BatchOptions)).batch)
     prompt, gen = lengths_of(options)
-    device_limit = whole_number("max_devices", max_devices)
+    device_limit = whole_number("max_devices", all_options["max_devices"])
     setting = setting_of(model, hardware, **only(options, ServedOptions))
     in_use = tuple(map(str, options.get("techniques", setting.techniques)))
     check_countable(batch, prompt + gen)
@@ -191,12 +186,12 @@ def advise(
         setting.engine.check_accepts(prompt + gen)
     base = Evaluation(setting=setting, batch=batch, prompt=prompt, gen=gen)
     names = [one.name for one in setting.techniques]
-    targets = Goals(ttft_s=ttft, tpot_s=tpot)
+    targets = Goals.of(all_options)
     try_all = _all_changes if research else _deployed_changes
     larger = objective is Objective.THROUGHPUT
     changes = [
         *try_all(base, names, max_devices=device_limit),
-        *(larger_batches(base, None if research else _batch_limit(base, tpot)) if larger else ()),
+        *(larger_batches(base, None if research else _batch_limit(base, targets.tpot_s)) if larger else ()),
     ]
     changes = [change for change in changes if change.requires not in excluded]
     steps = len(changes) + _MAX_COMBINATIONS

@@ -7,10 +7,12 @@ from typing import Any, Final
 
 from ..analyzing.disaggregation import link_bytes_per_s
 from ..errors import InputError
+from ..options import only
 from ..parameters import KvLink
 from ..records import frozen
 from ..units import time_s
 from .lengths import parse_count
+from .options import FleetRuleOptions, SimulationOptions
 from .policy import Policy
 from .steps import Steps
 from .traffic import Traffic
@@ -71,44 +73,37 @@ class FleetRules:
         }  # fmt: skip
 
 
-def fleet_rules(
-    steps: Steps,
-    traffic: Traffic,
-    policy: Policy,
-    *,
-    mtbf: float | str | None,
-    notice: float | str | None,
-    recovery: str | None,
-    startup: float | str | None,
-    autoscale: str | None,
-    scale_target: float | None,
-    seed: int,
-    replicas: int,
-    prefill_replicas: int,
-) -> FleetRules | None:
-    """Rules of the arguments of simulate(); None if nothing changes.
+def changes_fleet(options: FleetRuleOptions) -> bool:
+    """Whether replicas fail, or change in number."""
+    return options["mtbf"] is not None or options["autoscale"] is not None
 
-    Raises InputError for invalid arguments, and for those that would change nothing.
+
+def fleet_rules(steps: Steps, traffic: Traffic, policy: Policy, options: SimulationOptions) -> FleetRules | None:
+    """Rules of the options of simulate(); None if nothing changes.
+
+    Raises InputError for invalid options, and for those that would change nothing.
     """
-    dependents = {"notice": (notice, "mtbf", mtbf), "recovery": (recovery, "mtbf", mtbf)}
-    dependents |= {"scale_target": (scale_target, "autoscale", autoscale)}
-    for name, (value, other_name, other_value) in dependents.items():
-        if value is not None and other_value is None:
-            raise InputError(f"{name} must be left out without {other_name}; got {value!r}")
-    if mtbf is None and autoscale is None:
+    values: dict[str, object] = dict(only(options, FleetRuleOptions))
+    for name, other_name in {"notice": "mtbf", "recovery": "mtbf", "scale_target": "autoscale"}.items():
+        if values[name] is not None and values[other_name] is None:
+            raise InputError(f"{name} must be left out without {other_name}; got {values[name]!r}")
+    mtbf, autoscale, startup = options["mtbf"], options["autoscale"], options["startup"]
+    if not changes_fleet(options):
         if startup is not None:
             raise InputError(f"startup must be left out without mtbf or autoscale; got {startup!r}")
         return None
-    _check_fleet("autoscale" if mtbf is None else "mtbf", steps, policy, prefill_replicas)
-    if autoscale is not None and replicas != 1:
-        raise InputError(f"replicas must be left out with autoscale, which sets their number; got {replicas}")
-    outages = None if mtbf is None else _outages(mtbf, notice, recovery, traffic)
-    scaling = None if autoscale is None else _scaling(autoscale, scale_target)
+    _check_fleet("autoscale" if mtbf is None else "mtbf", steps, policy, options["prefill_replicas"])
+    if autoscale is not None and options["replicas"] != 1:
+        raise InputError(
+            f"replicas must be left out with autoscale, which sets their number; got {options['replicas']}"
+        )
+    outages = None if mtbf is None else _outages(mtbf, options["notice"], options["recovery"], traffic)
+    scaling = None if autoscale is None else _scaling(autoscale, options["scale_target"])
     migrates = outages is not None and outages.recovery == MIGRATE
     return FleetRules(
         startup_s=_startup_s(steps) if startup is None else _time("startup", startup, zero=True),
         kv_bytes_per_s=link_bytes_per_s(steps.setting.hardware, KvLink.SCALE_OUT) if migrates else 0.0,
-        seed=seed, outages=outages, scaling=scaling,
+        seed=options["seed"], outages=outages, scaling=scaling,
     )  # fmt: skip
 
 

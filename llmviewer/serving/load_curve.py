@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Unpack
 
 import numpy as np
 
@@ -13,9 +13,11 @@ from ..analyzing.facts import finite
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..model import Model
+from ..options import document_options
 from ..records import frozen
 from ..rows import Rows
 from ..setting import Setting
+from .options import LoadCurveArguments
 from .outcome import SCHEMA_VERSION, Simulation, summary
 from .simulation import simulate
 
@@ -118,19 +120,21 @@ class LoadCurve(Rows):
             yield from ({"times": name, **point.numbers()} for point in points)
 
 
+@document_options(LoadCurveArguments)
 def concurrency_sweep(
     model: str | Model | Setting,
     hardware: str | Hardware | None = None,
     *,
     concurrency: Iterable[int],
     progress: Callable[[int, int], object] = lambda finished, points: None,
-    **options: Any,
+    **options: Unpack[LoadCurveArguments],
 ) -> LoadCurve:
     """Simulates closed loops of several concurrencies: a higher one has more throughput and slower requests.
 
     concurrency  numbers of clients, in increasing order in the result
     progress     called with the number of finished points, and of all
-    options      the other arguments of simulate(), except rate and arrivals
+
+    The options are as in simulate().
 
     Raises InputError as simulate() does, and for no numbers, too many, or duplicates.
     """

@@ -15,8 +15,10 @@ import numpy.typing as npt
 from .. import __version__
 from ..analyzing.costs import per_dollar, per_joule
 from ..analyzing.facts import finite
+from ..arguments import check_numbers
 from ..devices.hardware import Hardware
 from ..errors import InputError
+from ..options import PercentileTargetOptions, TargetOptions
 from ..records import RenamedField, frozen
 from ..rows import Rows
 from ..setting import Setting
@@ -60,16 +62,29 @@ class Goals:
                 raise InputError(f"{name.removesuffix('_s')} must be a positive number; got {getattr(self, name):g}")
 
     @classmethod
-    def parse(cls, *, ttft: float | str, tpot: float | str) -> Goals:
+    def of(cls, targets: TargetOptions) -> Goals:
+        """Goals of each request.
+
+        Raises InputError unless they are positive numbers.
+        """
+        ttft, tpot = (inf if limit is None else limit for limit in (targets.get("ttft"), targets.get("tpot")))
+        check_numbers(ttft=ttft, tpot=tpot)
+        return cls(ttft_s=ttft, tpot_s=tpot)
+
+    @classmethod
+    def parse(cls, targets: PercentileTargetOptions) -> Goals:
         """Goals of numbers [s] or texts: "p99=0.5", "mean=500 ms"; a time alone is that of the 90th percentile.
 
         Raises InputError if a text is neither.
         """
-        (ttft_s, ttft_percentile), (tpot_s, tpot_percentile) = _goal("ttft", ttft), _goal("tpot", tpot)
+        (ttft_s, ttft_percentile), (tpot_s, tpot_percentile) = (
+            _goal("ttft", targets.get("ttft")),
+            _goal("tpot", targets.get("tpot")),
+        )
         return cls(ttft_s=ttft_s, tpot_s=tpot_s, ttft_percentile=ttft_percentile, tpot_percentile=tpot_percentile)
 
     def texts(self) -> dict[str, str]:
-        """The goals as parse() takes them; without those that limit nothing."""
+        """The goals as parse() reads them; without those that limit nothing."""
         each = {"ttft": (self.ttft_s, self.ttft_percentile), "tpot": (self.tpot_s, self.tpot_percentile)}
         return {name: f"{percentile_name(q)}={time_s:g}" for name, (time_s, q) in each.items() if time_s < inf}
 
@@ -88,11 +103,11 @@ def at_percentile(values: Times, percentile: float | None) -> float:
 
 def _goal(name: str, value: object) -> tuple[float, float | None]:
     """Time of a goal [s], and the percentile that it limits."""
-    text = str(value)
+    text = str(inf if value is None else value)
     *statistics, time = text.split("=")
     with suppress(ValueError):
         (percentile,) = map(_percentile, statistics or [_DEFAULT_STATISTIC])
-        return inf if value == inf else time_s(time), percentile
+        return inf if value in (None, inf) else time_s(time), percentile
     raise InputError(
         f"{name} must be a positive time, {TIME_EXAMPLES}, of a percentile or the mean, p99=0.5 or mean=0.5; "
         f"got {text!r}"

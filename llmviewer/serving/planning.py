@@ -13,6 +13,7 @@ import numpy as np
 from .. import arguments
 from .._layout import data_dir
 from ..analyzing.costs import Criterion
+from ..analyzing.disaggregation import transfer_of
 from ..comparing.choice import unsold
 from ..devices.files import changes_by_device, hardware_files, hardware_names, loaded
 from ..devices.hardware import Hardware
@@ -23,9 +24,9 @@ from ..expectation.whole_passes import typical
 from ..graph import Graph
 from ..model import Model
 from ..operators.linear import ExpertsLinear
-from ..options import FleetOptions, PlanArguments, RequestLengthOptions, document_options
+from ..options import FleetOptions, PlanArguments, RequestLengthOptions, TransferOptions, document_options, only
 from ..parallel.layout import Layout, parse_layout
-from ..parameters import KvLink, KvTransfer, declared
+from ..parameters import KvTransfer, declared
 from ..request import Request, lengths_of
 from ..setting import (
     Setting,
@@ -64,19 +65,12 @@ def plan(
     request: Request | None = None,
     *,
     rate: float,
-    ttft: float | str = inf,
-    tpot: float | str = inf,
     hardware: Sequence[str | Hardware] | None = None,
-    max_devices: int = 16,
     layouts: Sequence[str] | None = None,
-    quants: Sequence[str] = QUANTS,
     batches: Sequence[int] = BATCHES,
     by: str | None = None,
-    years: float | None = None,
     disaggregated: bool = False,
     prefill_hardware: Sequence[str | Hardware] | None = None,
-    kv_transfer: str | None = None,
-    kv_link: str | None = None,
     top: int = 0,
     confirm: bool = True,
     progress: Callable[[int, int], object] = lambda finished, settings: None,
@@ -84,25 +78,21 @@ def plan(
 ) -> ServicePlan:
     """The cheapest way to serve `rate` requests per second within targets of TTFT and TPOT.
 
-    ttft, tpot        targets [s], of the 90th percentile of the requests, or as text: "p99=0.5", "mean=500 ms"
     request           prompt and gen in one; a Setting may replace model and options: its precision, layout and device
                       are the only ones, unless quants, layouts or hardware are given
     gen               None: 256; requests arrive at random (Poisson)
     hardware          devices to choose from; None: shipped devices that are for sale, and those of the user's folder
-    max_devices       maximum devices of all replicas together
     layouts           layouts of a replica, as in "tp=4 pp=2"; "": one device; None: default_layouts()
-    quants            precisions to choose from; of the default ones, those that are narrower than the published weights
     batches           limits of concurrent sequences to choose from, besides 1
     by                "cost", "energy" (watts at TDP) or "devices"; None: the first of these that is known
-    years             time of use over which a purchase price is spread, for devices without a cloud price
     disaggregated     whether to also try separate prefill workers
     prefill_hardware  devices that may run prefills for any of `hardware`; None: the same device on both sides
-    kv_transfer, kv_link  as in simulate()
     top               number of the cheapest candidates that the report shows, of any device; 0: one of each device
     confirm           whether the cheapest are simulated until one meets the targets
     progress          called with the number of finished combinations of layout and precision, and of all
 
-    The options apply to all settings, as in simulate(). `hardware_set` changes every device, or one, as in
+    The options apply to all settings, as in simulate(); of the default precisions, those that are narrower than the
+    published weights are tried. `hardware_set` changes every device, or one, as in
     "l40s:price.cloud=1 USD/h"; with `bound`, lower bounds must meet the targets.
 
     Prefills take precedence over decode steps (prefill-first), or run on separate workers; docs/serving.md has the
@@ -110,6 +100,7 @@ def plan(
 
     Raises InputError if an argument is invalid.
     """
+    quants = QUANTS if options.get("quants", ()) == () else options["quants"]
     prompt, gen = lengths_of(options, request, gen=declared(RequestLengthOptions)["gen"].default)
     if isinstance(model, Setting):
         quants = (quant_text(model),) if quants is QUANTS else quants
@@ -117,16 +108,15 @@ def plan(
         hardware = (model.hardware,) if hardware is None else hardware
         model, _, options = opened(single_device(model), None, options, PlanArguments)
     arguments.check_numbers(rate=rate)
-    goals = Goals.parse(ttft=ttft, tpot=tpot)
-    arguments.check_positive(years=years)
     all_options = arguments.with_defaults(options, PlanArguments)
+    goals, years = Goals.parse(all_options), all_options["years"]
+    arguments.check_positive(years=years)
     library, engine, bound = all_options["library"], all_options["engine"], all_options["bound"]
     arguments.check_bound_only(bound, library, engine, all_options["profiles"])
     measure = None if by is None else arguments.enum_member("by", by, PRICES)
-    disaggregated_options = {"prefill_hardware": prefill_hardware, "kv_transfer": kv_transfer, "kv_link": kv_link}
+    disaggregated_options = {"prefill_hardware": prefill_hardware, **only(all_options, TransferOptions)}
     _check_disaggregated(disaggregated, gen, disaggregated_options)
-    transfer = arguments.enum_member("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
-    link = arguments.enum_member("kv_link", kv_link or KvLink.SCALE_OUT, KvLink)
+    transfer, link = transfer_of(all_options)
     devices, prefill_devices, unavailable = _devices(hardware, prefill_hardware, all_options["hardware_set"])
     precisions = _nonempty("quants", quants)
     serving_engine = find_engine(engine, library, server_options(all_options)) if engine else None
@@ -140,7 +130,7 @@ def plan(
         precisions = narrower(base.model, precisions)
     load = _load(
         base, rate=rate, prompt=prompt, gen=gen, goals=goals, batches=batches,
-        max_devices=max_devices, years=years, disaggregated=disaggregated,
+        max_devices=all_options["max_devices"], years=years, disaggregated=disaggregated,
     )  # fmt: skip
     named_layouts = None if layouts is None else _nonempty("layouts", layouts)
     layouts_considered = _considered_layouts(base, named_layouts, load.max_devices)

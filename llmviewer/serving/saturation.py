@@ -17,17 +17,19 @@ from ..devices.files import loaded
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..model import Model
-from ..options import ServedOptions, document_options
+from ..options import ServedOptions, document_options, only
 from ..records import RenamedField, frozen
 from ..rows import Rows
 from ..setting import Setting, setting_of, whole_number
 from .lengths import Lengths, Tokens
 from .metrics import Span
+from .offered_traffic import check_requests, length_distributions
+from .options import SaturationArguments
 from .outcome import LOCKSTEP_SHARE, step_shares, summary, waiting_for_prompts
 from .policy import FIRST_COME_FIRST_SERVED, Policy, parse_policy
 from .scheduler import WATERMARK
 from .server import serve_saturated
-from .simulation import check_requests, check_server_options, length_distributions, scheduling_options
+from .simulation import check_server_options, scheduling_options
 from .steady import SteadyState, steady
 from .steps import OUTPUT_SAMPLES, Steps
 from .traffic import Traffic
@@ -207,50 +209,48 @@ class Saturation(Rows):
 
 
 @arguments.renamed_arguments(copies="replicas")
-@document_options(ServedOptions)
+@document_options(SaturationArguments)
 def max_throughput(
     model: str | Model | Setting,
     hardware: str | Hardware | None = None,
     *,
-    prompt_lengths: int | str | None = None,
-    gen_lengths: int | str | None = None,
-    policy: str | None = None,
-    requests: int | None = None,
-    seed: int = 0,
-    max_batch: int | None = None,
-    block: int | None = None,
-    replicas: int = 1,
-    years: float | None = None,
     progress: Callable[[int, int], object] = lambda finished, requests: None,
-    **options: Unpack[ServedOptions],
+    **options: Unpack[SaturationArguments],
 ) -> Saturation:
     """Simulates the maximum throughput of `replicas` of a model, with all requests queued at the start.
 
     The throughput is measured from when the requests admitted first have finished until the queue is empty.
 
-    policy     None: that of the engine; without an engine, chunks of the size with the highest throughput
-    requests   requests per replica; None: at least six times the concurrent sequences, and at least 1000
-    max_batch  most concurrent sequences; None: as many as fit the memory, up to the limit of the engine, or 2048
-    progress   called with the number of finished requests, and of all; they are served twice unless `bound`
-    The other arguments and the options are as in simulate(); a Setting may replace model, hardware and options.
+    progress  called with the number of finished requests, and of all; they are served twice unless `bound`
+
+    The options of the setting are as in analyze(); a Setting may replace model, hardware and these.
 
     Raises InputError if an argument is invalid, a request does not fit the memory, or there are too few requests.
     """
+    values = arguments.with_defaults(options, SaturationArguments)
+    policy, max_batch, requests, years = (
+        values["policy"],
+        values["max_batch"],
+        values["requests"],
+        values["years"],
+    )
     arguments.check_positive(years=years)
-    arguments.check_options(options, ServedOptions)
     max_batch = None if max_batch is None else whole_number("max_batch", max_batch)
-    replicas, seed = whole_number("replicas", replicas), whole_number("seed", seed, least=0)
-    setting = setting_of(model, hardware, **options)
+    replicas, seed = (
+        whole_number("replicas", values["replicas"]),
+        whole_number("seed", values["seed"], least=0),
+    )
+    setting = setting_of(model, hardware, **only(options, ServedOptions))
     bound = setting.bound
     search_policy = policy is None and setting.engine is None
     device = loaded(hardware) if hardware is not None else setting.hardware
-    parsed_policy, block, limit = scheduling_options(setting.engine, policy, block, device, setting.layout)
+    parsed_policy, block, limit = scheduling_options(setting.engine, values, device, setting.layout)
     if parsed_policy.order != FIRST_COME_FIRST_SERVED:
         raise InputError(f"policy must leave out order where all requests are queued at the start; got {policy!r}")
     steps = Steps(setting)
-    lengths = length_distributions(prompt_lengths, gen_lengths)
+    lengths = length_distributions(values)
     sample = all_at_start(lengths, _MIN_REQUESTS, seed).with_acceptance(steps.acceptance_probabilities, seed)
-    check_server_options(setting.engine, policy, max_batch, int(np.max(sample.prompt + sample.gen)))
+    check_server_options(setting.engine, values, int(np.max(sample.prompt + sample.gen)))
     unknown = "" if bound else steps.unknown
     runs = (steps,) if bound or unknown else (steps, Steps(setting, expected=True))
     if search_policy:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Unpack
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ..arguments import as_list
 from ..devices.files import load_hardware
 from ..errors import InputError
 from ..model_files import load_model
+from ..options import document_options
 from ..records import frozen
 from ..rows import Rows
 from ..sweeping.design import digest
@@ -31,6 +32,7 @@ from ..sweeping.shard_files import (
     write_rows,
 )
 from .confidence import CONFIDENCE, MeanEstimate
+from .options import SimulationArguments
 from .outcome import SCHEMA_VERSION, Simulation, summary
 from .simulation import simulate
 from .simulation_design import NUMBER_AXES, REAL_AXES, SimulationDesign
@@ -144,6 +146,7 @@ def _numbers(measures: Measures) -> dict[str, Any]:
     return {name: {"mean": one.mean, "low": one.low, "high": one.high} for name, one in measures.items()}
 
 
+@document_options(SimulationArguments)
 def simulation_sweep(
     models: str | Sequence[str],
     hardware: str | Sequence[str],
@@ -156,7 +159,7 @@ def simulation_sweep(
     dask: str | None = None,
     progress: Callable[[int, int], object] = lambda finished, simulations: None,
     message: Callable[[str], object] = lambda line: None,
-    **options: Any,
+    **options: Unpack[SimulationArguments],
 ) -> SimulationSweep:
     """Simulates all combinations of the values of `over`, each with several seeds, and estimates their means.
 
@@ -168,7 +171,8 @@ def simulation_sweep(
               with `dask`, the address of a scheduler, its workers run them
     progress  called with the number of finished simulations, and of all
     message   called with a line if the sweep has to wait
-    options   the other arguments of simulate()
+
+    The options are as in simulate().
 
     Raises InputError as simulate() does if no combination can be simulated.
     """

@@ -196,9 +196,6 @@ def search(
     *,
     by: str = "",
     proxy: str = "layers",
-    ttft: float | None = None,
-    tpot: float | None = None,
-    latency: float | None = None,
     **options: Unpack[SearchArguments],
 ) -> ArchitectureSearch:
     """Shapes of `model` under latency targets on `hardware`: those with the most parameters for their time.
@@ -207,19 +204,19 @@ def search(
                         any whole number of the config; what follows the width is in ShapeSpace
     by                  time of the front: "tpot", "ttft" or "latency"; "": of the first target, else tpot
     proxy               parameters that stand for quality: of "layers", the "active" ones of layers, or "all"
-    ttft, tpot, latency longest times [s]; None: any
 
     Raises InputError if an argument is invalid.
     """
-    arguments.check_options(options, SearchArguments)
-    arguments.check_positive(ttft=ttft, tpot=tpot, latency=latency)
+    all_options = arguments.with_defaults(options, SearchArguments)
+    limits = {name: all_options[name] for name in ("ttft", "tpot", "latency")}
+    arguments.check_positive(**limits)
     if proxy not in PROXIES:
         raise InputError(f"proxy must be one of {', '.join(PROXIES)}; got {proxy!r}")
     space = ShapeSpace.of(model, over)
     setting_options = only(options, SearchOptions)
     base = Setting.of(space.model, hardware, **setting_options)
     request = Request.of(**only(options, GenerationOptions)).of_model(base.model)
-    targets = ShapeTargets(ttft_s=ttft or inf, tpot_s=tpot or inf, latency_s=latency or inf)
+    targets = ShapeTargets(**{f"{name}_s": limit or inf for name, limit in limits.items()})
     objective = _objective(by, targets, base.model, request.gen or 0)
     shared = {name: value for name, value in setting_options.items() if name != "hardware_set"}
 

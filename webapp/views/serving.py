@@ -118,7 +118,7 @@ def _policy(state: State, one: LoadSetting) -> dict[str, str]:
     if state.order == FIRST_COME_FIRST_SERVED:
         return {}
     setting = setting_on(load_state(state, one), one.device)
-    policy, _, _ = scheduling_options(setting.engine, None, None, setting.hardware, setting.layout)
+    policy, _, _ = scheduling_options(setting.engine, {}, setting.hardware, setting.layout)
     return {"policy": str(replace(policy, order=state.order))}
 
 

@@ -76,13 +76,13 @@ def blocks(lines: Sequence[Sequence[str]], *, keys: int, width: int) -> list[lis
     keys  number of the first columns, which each block has
     """
     widths = [1 + max(map(len, column)) for column in zip(*lines, strict=True)]
-    first, taken = list(range(keys)), sum(widths[:keys]) - 1
+    first, key_width = list(range(keys)), sum(widths[:keys]) - 1
     cut: list[list[int]] = [[]]
-    used = taken
+    used = key_width
     for j in range(keys, len(widths)):
         if cut[-1] and used + widths[j] > width:
             cut.append([])
-            used = taken
+            used = key_width
         cut[-1].append(j)
         used += widths[j]
     return [first + one for one in cut]

@@ -163,9 +163,9 @@ def _columns(table: Table, width: int) -> str:
     """Head and rows of a text within `width`."""
     left = [i for i, head in enumerate(table.head) if head in table.words]
     rows = table.text_rows()
-    whole = fitted(table.lines(), left=left, width=width)
-    fits = width_of([line for parts in whole for line in parts]) <= width
-    broken = whole if fits else fitted(table.lines(), left=(), width=width)
+    fitted_lines = fitted(table.lines(), left=left, width=width)
+    fits = width_of([line for parts in fitted_lines for line in parts]) <= width
+    broken = fitted_lines if fits else fitted(table.lines(), left=(), width=width)
     places = [place for place, parts in enumerate(broken) for _ in parts]
     lines = [line for parts in broken for line in parts]
     keys = max(next((i for i, head in enumerate(table.head) if head not in table.words), 1), 1)

@@ -182,9 +182,9 @@ def build_smolvla(config: Section, fmt: Format) -> Graph:
     )
 
 
-def _smol_inner(hidden: int, multiple: int = 256) -> int:
-    """Width of the expert's MLP: 8/3 of its hidden size, rounded up to a multiple."""
-    return ceil(4 * int(2 * hidden / 3) / multiple) * multiple
+def _smol_inner(hidden: int) -> int:
+    """Width of the expert's MLP: 8/3 of its hidden size, rounded up to a multiple of 256."""
+    return ceil(4 * int(2 * hidden / 3) / 256) * 256
 
 
 def _parts_of(config: Section) -> tuple[Callable[[Format], Graph], Section]:

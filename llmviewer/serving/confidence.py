@@ -38,12 +38,12 @@ class MeanEstimate(NamedTuple):
 
 
 @cache
-def student_t(freedom: int, confidence: float = CONFIDENCE) -> float:
-    """The value that |t| exceeds with probability 1 - `confidence`, for so many degrees of freedom.
+def student_t(freedom: int) -> float:
+    """The value that |t| exceeds with probability 1 - CONFIDENCE, for so many degrees of freedom.
 
     With t = sqrt(freedom) tan(a), the density of the angle a is proportional to cos(a) ** (freedom - 1).
     """
     angle = np.linspace(0, pi / 2, _GRID)
     density = np.cos(angle) ** (freedom - 1)
     share = np.concatenate(([0.0], np.cumsum(density[1:] + density[:-1])))
-    return float(sqrt(freedom) * np.tan(np.interp(confidence, share / share[-1], angle)))
+    return float(sqrt(freedom) * np.tan(np.interp(CONFIDENCE, share / share[-1], angle)))

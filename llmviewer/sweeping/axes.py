@@ -24,21 +24,16 @@ _MAX_AXIS_VALUES: Final = 10_000_000  # values on an axis
 _RANGE: Final = re.compile(r"(\d+)\.\.(\d+)(?:([*+])(\d+))?")
 
 
-def parse_axis(
-    text: str, *, option: str = "--over ", max_values: int = _MAX_AXIS_VALUES
-) -> tuple[str, list[int] | list[str]]:
+def parse_axis(text: str) -> tuple[str, list[int] | list[str]]:
     """(axis, values) of a text.
 
     Examples are "batch=1..256", "batch=1..256*2", "prompt=128..4096+128", "prompt=128,512", "quant=W16A16,W4A16g128",
     "layout=tp=1,tp=4 pp=2" and "memory.bandwidth=1x,2x".
 
-    option  the option, for errors
-    most    largest number of values
-
     Raises InputError if the text does not parse.
     """
     name, equals, value_text = (part.strip() for part in text.partition("="))
-    where = f"{option}{text}"
+    where = f"--over {text}"
     axes = (*NUMBERS, *TECHNIQUES, *DEGREES)
     if equals and "." in name and name not in DEVICE:
         raise InputError(f"{where}: no number {name!r} in a hardware file; {suggest(name, DEVICE)}")
@@ -55,7 +50,7 @@ def parse_axis(
             examples = "memory.bandwidth=1x,2x" if name in DEVICE else "quant=published,fp8"
             raise InputError(f"{where}: must be values with commas between, such as {examples}; got {value_text!r}")
         return name, values
-    return name, parse_numbers(value_text, where=where, max_values=max_values)
+    return name, parse_numbers(value_text, where=where)
 
 
 def parse_numbers(text: str, *, where: str, max_values: int = _MAX_AXIS_VALUES) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from operator import mul
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -163,6 +163,22 @@ class Drafting(Technique):
 
     def _over(self, plan: Plan, plain: Spans) -> Num:
         return plan.time_s(Workload((self._verified(plain),))) / plan.time_s(Workload((plain,)))
+
+
+def drafted_tokens(default: int) -> Any:
+    """The parameter `gamma` of techniques that draft tokens one after another."""
+    return parameter("tokens drafted before each verification", default, least=1, most=64, aliases=NUM_TOKENS)
+
+
+@frozen(kw_only=True)
+class ChainDrafting(Drafting):
+    """`gamma` tokens are drafted one after another."""
+
+    gamma: int = drafted_tokens(1)
+
+    @property
+    def depth(self) -> int:
+        return self.gamma
 
 
 def _free_batches(free: npt.NDArray[np.bool_], replicas: int) -> tuple[int | None, int | None]:

@@ -22,7 +22,7 @@ from ..records import frozen
 from ..roofline import Plan
 from ..workload import Spans, Workload
 from . import technique
-from ._drafting import NUM_TOKENS, Drafting
+from ._drafting import NUM_TOKENS, ChainDrafting, Drafting, drafted_tokens
 from ._linears import with_tied_weights
 from ._parameters import Condition, parameter
 from ._technique import Drafter, Finding, GraphView, Requirement, SettingView, Technique
@@ -62,7 +62,7 @@ class _Layers:
 
 @technique("self-speculative")
 @frozen(kw_only=True)
-class SelfSpeculative(Drafting):
+class SelfSpeculative(ChainDrafting):
     """Self-speculative decoding: some of the model's own layers draft, and all of them verify.
 
     Effect: gamma steps through the fraction `layers` of the layers precede each pass through all of them. No additional
@@ -77,11 +77,6 @@ class SelfSpeculative(Drafting):
     default_tokens_per_pass = 1.69
 
     layers: float = parameter("fraction of the layers that drafts", 0.4, least=0, most=1, open=True)
-    gamma: int = parameter("tokens drafted before each verification", 1, least=1, most=64, aliases=NUM_TOKENS)
-
-    @property
-    def depth(self) -> int:
-        return self.gamma
 
     def drafter(self, setting: SettingView) -> Drafter:
         network = _Layers(setting=setting, change=self._part)
@@ -96,7 +91,7 @@ class SelfSpeculative(Drafting):
 
 @technique("kangaroo")
 @frozen(kw_only=True)
-class Kangaroo(Drafting):
+class Kangaroo(ChainDrafting):
     """Kangaroo: the model's first layers draft, with an attention layer of their own before the model's head.
 
     Effect: gamma steps through the first layers, up to the fraction `exit`, the adapter and the head precede each pass
@@ -117,11 +112,7 @@ class Kangaroo(Drafting):
     default_tokens_per_pass = 2.61
 
     exit: float = parameter("fraction of the layers before the adapter", 0.0625, least=0, most=1, open=True)
-    gamma: int = parameter("tokens drafted before each verification", 6, least=1, most=64, aliases=NUM_TOKENS)
-
-    @property
-    def depth(self) -> int:
-        return self.gamma
+    gamma: int = drafted_tokens(6)
 
     def drafter(self, setting: SettingView) -> Drafter:
         first = ceil(self.exit * setting.model.graph.layers)
@@ -488,7 +479,7 @@ class PhraseCopying(Drafting):
 
 @technique("mtp")
 @frozen(kw_only=True)
-class Predicting(Drafting):
+class Predicting(ChainDrafting):
     """Multi-token prediction: layers that the model was trained with to predict further tokens draft them.
 
     Effect: gamma steps of such a layer run before each pass, which verifies their tokens. The layer and its cache are
@@ -503,12 +494,6 @@ class Predicting(Drafting):
 
     default_acceptance = 0.85
     runs_mtp_layers = True
-
-    gamma: int = parameter("tokens drafted before each verification", 1, least=1, most=64, aliases=NUM_TOKENS)
-
-    @property
-    def depth(self) -> int:
-        return self.gamma
 
     def drafter(self, setting: SettingView) -> Drafter:
         return Drafter(name="prediction layer", network=self._layers(setting), widths=(1,) * self.gamma)

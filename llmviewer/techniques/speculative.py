@@ -20,7 +20,7 @@ from ..records import frozen
 from ..resource import matrix
 from ..workload import Workload
 from . import technique
-from ._drafting import NUM_TOKENS, Drafting
+from ._drafting import Drafting, drafted_tokens
 from ._parameters import parameter
 from ._technique import Drafter, Finding, Requirement, SettingView, Technique
 
@@ -54,7 +54,7 @@ class Speculative(Drafting):
     requires = Requirement.DRAFT_MODEL
 
     draft: str = parameter("draft model: any MODEL that `llmviewer analyze` accepts")
-    gamma: int = parameter("tokens drafted before each verification", 4, least=1, most=64, aliases=NUM_TOKENS)
+    gamma: int = drafted_tokens(4)
     draft_quant: str = parameter("precision of the draft model", "W16A16")
 
     tree: str = parameter("candidates after each token, by depth, such as 4x2x2; instead of gamma", "")

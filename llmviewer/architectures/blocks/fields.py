@@ -106,11 +106,11 @@ def attention(
     return SelfAttention(**fields | options)
 
 
-def gated_mlp(config: Section, *, key: str = "hidden_act", act: str = "silu", fused: bool = False) -> Mlp:
+def gated_mlp(config: Section, *, key: str = "hidden_act", act: str = "silu") -> Mlp:
     """MLP with a gate (SwiGLU by default) of the config's intermediate_size, with biases where mlp_bias says so."""
     bias = config.flag("mlp_bias", default=False)
     inner = config.integer("intermediate_size")
-    return Mlp(inner=inner, act=activation(config, key, act), gated=True, bias=bias, fused=fused)
+    return Mlp(inner=inner, act=activation(config, key, act), gated=True, bias=bias)
 
 
 def rotary_dim(

@@ -215,11 +215,11 @@ def vit(
     return Tower(grid=grid, hidden=section.integer("hidden_size"), layers=[one] * count, **options)
 
 
-def tower_activation(config: Section, default: str, key: str = "hidden_act") -> str:
+def tower_activation(config: Section, default: str) -> str:
     """The activation that a tower's config names."""
-    if config.text(key, default) == "quick_gelu":  # x sigmoid(1.702 x): scale, exp, add one, divide
+    if config.text("hidden_act", default) == "quick_gelu":  # x sigmoid(1.702 x): scale, exp, add one, divide
         return "silu"
-    return activation(config, key, default)
+    return activation(config, "hidden_act", default)
 
 
 def sides(config: Section, key: str, default: int | None = None) -> tuple[int, int]:
@@ -339,7 +339,6 @@ def merger(
     merged: int,
     out: int,
     *,
-    act: str = "gelu",
     norm: NormKind,
     norm_after: bool = False,
     left: str = HIDDEN,
@@ -352,7 +351,7 @@ def merger(
     patches = replace(patches_of(tower, parts), name=left)
     normed = parts.norm("merge_norm", wide if norm_after else patches, kind=norm)
     x = parts.tensor(normed.name, wide.width)
-    return (replace(normed, outputs=(x,)), *projector(parts, x, (x.width, out), act, bias=True))
+    return (replace(normed, outputs=(x,)), *projector(parts, x, (x.width, out), "gelu", bias=True))
 
 
 def pooled(parts: Parts, x: Tensor, patches: int) -> Elementwise:

@@ -54,7 +54,7 @@ def _cache_per_token(model: Model) -> str:
 def hardware_card(device: Hardware, width: int = WIDTH) -> str:
     """Every number of a device by block, as in its file, with the keys of its sources."""
     about = f"{device.title} ({device.architecture}, {device.released}, {device.status})"
-    parts = [_wrapped(about, width), columns(_facts(device), left=(0, 1, 2)), _turning(device, width), "Sources"]
+    parts = [_wrapped(about, width), columns(_facts(device), left=(0, 1, 2)), _ridge_points(device, width), "Sources"]
     for key, source in device.sources.items():
         parts += [_wrapped(f"{key}: {source}", width), *([f"    {source.url}"] if source.url else [])]
     remarks = [f"{f.key}: {f.note}" for f in device.facts if f.note and f.source] + list(device.notes)
@@ -67,7 +67,7 @@ def _facts(device: Hardware) -> list[tuple[str, str, str]]:
     return [("key", "value", "source"), *((f.key, f.text, f.source or "what-if") for f in device.facts)]
 
 
-def _turning(device: Hardware, width: int) -> str:
+def _ridge_points(device: Hardware, width: int) -> str:
     """Ridge points by data type, with equal ones together."""
     parts = []
     for unit in (Unit.MATRIX, Unit.VECTOR):
@@ -77,7 +77,7 @@ def _turning(device: Hardware, width: int) -> str:
             points.setdefault(rate / device.bandwidth(), []).append(dtype)
         each = ", ".join(f"{' '.join(dtypes)} {number(point)}" for point, dtypes in points.items())
         parts += [f"{unit} units {each}"] if each else []
-    return _wrapped(f"Turning points, OP/B: {'; '.join(parts)}", width)
+    return _wrapped(f"Ridge points, OP/B: {'; '.join(parts)}", width)
 
 
 def _wrapped(text: str, width: int) -> str:

@@ -626,6 +626,7 @@ def test_profiles_are_listed(capsys):
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     assert "h100-sxm" in out
+    assert "error: mean error of expected times on held-out shapes" in " ".join(out.split())
     assert main(["profiles", "h100-sxm", "--format", "json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert {kernel_fit["device"] for kernel_fit in listed} == {"h100-sxm"}

@@ -15,7 +15,11 @@ from . import options as shared
 if TYPE_CHECKING:
     from ..expectation.profile import KernelFit, Profile
 
-_HEAD: Final = ("device", "library", "family", "dtype", "rows", "off", "<20us")
+_HEAD: Final = ("device", "library", "family", "dtype", "rows", "error", "<20us")
+_LEGEND: Final = (
+    "rows: measurements of the fit. error: mean error of expected times on held-out shapes; <20us: that of kernels "
+    "under 20 us. bf16/fp8: data types of queries and KV cache."
+)
 _LEFT_ALIGNED: Final = (0, 1, 2, 3)
 
 
@@ -26,7 +30,7 @@ def profiles(name: str | None, form: str) -> None:
     """List measured kernel libraries and their errors.
 
     Lists all fits, or those of NAME, a device or a library, by family and data type. rows: measurements of the fit;
-    off: mean error of expected times on held-out shapes; <20us: that of kernels under 20 us. bf16/fp8: data types of
+    error: mean error of expected times on held-out shapes; <20us: that of kernels under 20 us. bf16/fp8: data types of
     queries and KV cache.
     """
     from ..devices.files import hardware_names, load_hardware
@@ -51,6 +55,7 @@ def profiles(name: str | None, form: str) -> None:
         click.echo(json.dumps([_document(*each) for each in fits], indent=2))
         return
     click.echo(_table(fits), nl=False)
+    click.echo(filled(_LEGEND, shared.width()))
     sources = dict.fromkeys(source for profile in matches for source in profile.sources)
     lines = (filled(source, shared.width(), first="  ", others="    ") for source in sources)
     click.echo("\n".join(("", "Measured by:", *lines)))

@@ -80,7 +80,7 @@ def _row(one: SplitPoint) -> tuple[Item, ...]:
         time_item(float(expected.ttft_s)) if expected else DASH,
         time_item(float(bounds.tpot_s)),
         time_item(one.tpot_s) if expected else DASH,
-        number_item(1 / one.tpot_s),
+        number_item(1 / one.tpot_s) if one.fits else DASH,
         Item(text=f"{sides.host / step_s:.0%}", key=sides.host / step_s),
         Item(text=f"{sides.link / step_s:.0%}", key=sides.link / step_s),
     )

@@ -129,7 +129,8 @@ def best(result: ServicePlan) -> str:
             answer = "No plan is known to meet the targets." if result.unmeasured else "No plan meets the targets."
             return f"{answer}{_at_the_bound(result)}"
         return f"No plan that meets the targets has {_priced(result)}."
-    sustained = f"sustains {digits(one.rate_within)} requests/s within the targets"
+    within = " within the targets" if any(_targets(result.goals)) else ""
+    sustained = f"sustains {digits(one.rate_within)} requests/s{within}"
     return (
         f"Lowest in {result.unit}: {_priced_one(one, result)}{_token_price(one, result)}.{_verdict(result)} Mean TTFT "
         f"{seconds(one.ttft_s)}, TPOT {seconds(one.tpot_s)}; {digits(one.batch)} sequences decode concurrently on each "

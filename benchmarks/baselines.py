@@ -31,7 +31,7 @@ from sklearn.neighbors import KNeighborsRegressor
 from stand_ins import ROOT
 
 from llmviewer.expectation.calibrate import _Problem
-from llmviewer.expectation.families._family import Array
+from llmviewer.expectation.families.base import Array
 from llmviewer.expectation.index import index
 from llmviewer.expectation.profile import KernelFit
 from llmviewer.expectation.rows import MeasuredRows, read

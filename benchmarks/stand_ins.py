@@ -42,7 +42,7 @@ from llmviewer.errors import InputError
 from llmviewer.expectation.calibrate import fit_kernel
 from llmviewer.expectation.device import Device, find_device
 from llmviewer.expectation.families import Implementation
-from llmviewer.expectation.families._family import MICROSECOND
+from llmviewer.expectation.families.base import MICROSECOND
 from llmviewer.expectation.profile import (
     ANOTHER_TYPE,
     BEYOND_SIZES,

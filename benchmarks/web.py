@@ -25,7 +25,7 @@ from llmviewer.webapp.app import create
 from llmviewer.webapp.results import device_results
 from llmviewer.webapp.state import State
 from llmviewer.webapp.tabs import TABS
-from llmviewer.webapp.tabs._components import Tab
+from llmviewer.webapp.tabs.components import Tab
 from llmviewer.webapp.views import changes
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from llmviewer.expectation import calibrate as calibrating
 from llmviewer.expectation.calibrate import fit_kernel
 from llmviewer.expectation.device import device_of, find_device
 from llmviewer.expectation.families import FAMILIES, Implementation
-from llmviewer.expectation.families._family import FittedParameter, uncached_fraction
 from llmviewer.expectation.families._routing import TILES, even_tiles, local_loads
+from llmviewer.expectation.families.base import FittedParameter, uncached_fraction
 from llmviewer.expectation.fitting import fit_parameters
 from llmviewer.expectation.profile import Error, KernelFit, Profile, error_of, read, shipped, to_yaml, transfer_errors
 from llmviewer.expectation.residual import FitResidual, points_of

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..records import frozen
-from .families._family import Array, Features
+from .families.base import Array, Features
 from .fitting import ParameterFit, best_of, fit_parameters, pick
 from .profile import FEW_SHAPES, KernelFit, Profile, error_of, sizes_of
 from .residual import MIN_ROWS as MIN_RESIDUAL_ROWS

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from .families._family import Array
+from .families.base import Array
 
 _MIN_POINTS: Final = 64  # points of a query from which looking for repeated shapes takes less time than it saves
 _MAX_KEY_POINTS: Final = 1 << 13  # of a cache key

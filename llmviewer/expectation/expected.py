@@ -21,7 +21,7 @@ from ..operators.collectives import AllToAll
 from ..records import frozen
 from ..roofline import Lane, OperatorEstimate, PlannedOperator, lane, overlapping, pipelined_s
 from .engines import IDLE, Host
-from .families._family import Array
+from .families.base import Array
 from .profile import Error
 from .sources import CALIBRATED, CLASSES, STAND_IN_DTYPE, stand_in_label
 from .transfer import Expectation

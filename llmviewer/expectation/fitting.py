@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..records import frozen
-from .families._family import Array, Family, Features
+from .families.base import Array, Family, Features
 
 _SCALE: Final = 0.06  # relative errors above this count in proportion, not squared
 _PRIOR_ROWS: Final = 8.0  # cost of a parameter that is a factor of e from its prior, in rows

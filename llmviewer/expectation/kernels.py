@@ -20,9 +20,9 @@ from .device import Device
 from .device_similarity import matrix_instructions
 from .engines import IDLE, PLAIN, Engine, ExpertsKernel, Host, LaunchRules
 from .expected import ExpectedLaunch, ExpectedPass, combined_launches
-from .families._family import Array, Implementation
+from .families.base import Array, Implementation
 from .launches import AMOUNTS, KernelSequence, LibraryKernel, launches
-from .launches._whole import ON_HOST
+from .launches.whole import ON_HOST
 from .profile import Profile
 from .sources import CALIBRATED, bound_only_label, stand_in_label
 from .times import EXPERTS, KernelBounds, KernelTimes

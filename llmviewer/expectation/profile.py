@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..records import frozen
 from .device import find_device
 from .families import FAMILIES, Family, Implementation
-from .families._family import Array, FittedParameter, Shapes
+from .families.base import Array, FittedParameter, Shapes
 from .residual import FitResidual
 from .residual import plain as plain_residual
 from .statistics import mean

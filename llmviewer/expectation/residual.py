@@ -14,7 +14,7 @@ import numpy as np
 
 from ..records import frozen
 from .families import Family
-from .families._family import Array, Shapes
+from .families.base import Array, Shapes
 
 MIN_ROWS: Final = 1000  # rows of an implementation; with fewer, parameters predict as well
 MAX_POINTS: Final = 4000  # points that a profile keeps

@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..records import frozen
 from .device import Device, find_device
 from .families import FAMILIES, Family, Implementation
-from .families._family import EAGER, Array, Shapes
+from .families.base import EAGER, Array, Shapes
 from .families.gemm import BATCHED
 from .formats import SCHEMES, cache_bytes, kernel_type, plain_name
 from .headers import TYPED, alike, meant, missing

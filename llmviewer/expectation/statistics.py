@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .families._family import Array
+from .families.base import Array
 
 
 def mean(values: Array) -> float:

@@ -21,7 +21,7 @@ from .distinct import distinct_shapes
 from .engines import ExpertsKernel
 from .expected import ExpectedLaunch
 from .families import Implementation
-from .families._family import Array
+from .families.base import Array
 from .launches import LibraryKernel
 from .library import LIBRARY_INDEPENDENT, Library, key_of
 from .profile import BEYOND_SIZES, KernelFit, Profile

@@ -28,7 +28,7 @@ from .device_similarity import (
     matrix_instructions,
 )
 from .families import FAMILIES, Family, Implementation
-from .families._family import EAGER, Array, Features, Parameters, Shapes
+from .families.base import EAGER, Array, Features, Parameters, Shapes
 from .formats import EQUAL_COST_TYPES, STAND_IN_TYPES
 from .index import device_traits, index
 from .profile import (

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..records import frozen
 from .families import Family
-from .families._family import Array, Shapes
+from .families.base import Array, Shapes
 
 MIN_ROWS: Final = 40  # rows of an implementation; with fewer, residuals are mostly noise
 _NODES: Final = 256

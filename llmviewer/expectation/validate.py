@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..errors import InputError
 from ..records import frozen
-from .families._family import Array
+from .families.base import Array
 from .profile import SHORT_S, KernelFit
 from .rows import NO_TIME, MeasurementTable
 from .statistics import mean, rank_correlation

@@ -34,9 +34,9 @@ from ..records import frozen
 from ..resource import MEMORY, matrix, vector
 from ..transforms.quantize import Quantization, parse_quantization
 from .expected import ExpectedLaunch
-from .families._family import MICROSECOND, Array
+from .families.base import MICROSECOND, Array
 from .launches import LibraryKernel
-from .launches._whole import ATTENTION, CROSSING, OTHER, PRODUCT
+from .launches.whole import ATTENTION, CROSSING, OTHER, PRODUCT
 from .profile import FOLDER
 
 FEW_ROWS: Final = 8  # MMVQ_MAX_BATCH_SIZE of ggml/src/ggml-cuda/mmvq.cuh

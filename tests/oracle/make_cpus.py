@@ -23,7 +23,7 @@ from scipy.optimize import least_squares
 
 from llmviewer.devices.hardware import Hardware
 from llmviewer.expectation.launches import launches
-from llmviewer.expectation.launches._whole import CROSSING, ON_HOST
+from llmviewer.expectation.launches.whole import CROSSING, ON_HOST
 from llmviewer.expectation.profile import FOLDER
 from llmviewer.expectation.whole_passes import terms
 from llmviewer.setting import Setting

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from ._family import Family, FittedParameter, Implementation
 from .all_to_all import ExpertAllToAll
 from .attention_layer import AttentionLayer
+from .base import Family, FittedParameter, Implementation
 from .collectives import Collectives
 from .decode import Decode
 from .elementwise import ElementwiseFamily

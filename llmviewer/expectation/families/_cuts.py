@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from ...records import frozen
-from ._family import Array
+from .base import Array
 
 # TensorRT-LLM's XQA kernels (computeMultiBlockCount and the constants beside it): a part has 128 keys or more, parts
 # are no more than the square root of 8 times as many, and blocks no more than 8 waves.

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from ._family import Array
+from .base import Array
 
 TILES: Final = (8, 16, 32, 48, 64, 128)
 _DRAWS: Final = 4

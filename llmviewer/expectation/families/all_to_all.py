@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from ..device import Device
-from ._family import (
+from .base import (
     MICROSECOND,
     Array,
     Family,

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..device import Device
 from ..formats import TYPES
-from ._family import (
+from .base import (
     MICROSECOND,
     Array,
     Family,

@@ -10,7 +10,7 @@ import numpy as np
 from ...errors import InputError
 from ...operators.collectives import SCALE_UP
 from ..device import Device
-from ._family import (
+from .base import (
     MICROSECOND,
     Array,
     Family,

@@ -11,7 +11,7 @@ from ...records import frozen
 from ..device import Device
 from ..formats import cache_bytes
 from ._cuts import RULES, WINDOW_SKIPPING, DecodeCaches, xqa_fills_device
-from ._family import (
+from .base import (
     MICROSECOND,
     Array,
     Family,

@@ -10,7 +10,7 @@ import numpy as np
 from ...resource import matrix, vector
 from ..device import Device
 from ..formats import kernel_type
-from ._family import (
+from .base import (
     MICROSECOND,
     Array,
     Family,

@@ -9,7 +9,8 @@ import numpy as np
 
 from ..device import Device
 from ..formats import kernel_type
-from ._family import (
+from ._routing import TILES, even_tiles, local_loads
+from .base import (
     MICROSECOND,
     Array,
     Family,
@@ -21,7 +22,6 @@ from ._family import (
     from_memory,
     uncached_fraction,
 )
-from ._routing import TILES, even_tiles, local_loads
 
 _HEIGHTS: Final = np.array(TILES, dtype=float)
 _TUNED_ROWS: Final = (16, 32, 64, 128)  # rows of tiles that a kernel tuned for each shape has, and their columns

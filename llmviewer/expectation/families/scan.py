@@ -8,7 +8,7 @@ import numpy as np
 
 from ...resource import vector
 from ..device import Device
-from ._family import (
+from .base import (
     MICROSECOND,
     Array,
     Family,

@@ -38,8 +38,8 @@ from ._layers import attention_layer, attention_layers
 from ._movers import hyper_connection, mover, unmeasured
 from ._products import PREQUANTIZED_LIBRARIES, UNMERGED_LIBRARIES, gemm, products
 from ._scans import convolution, recurrence, scan
-from ._whole import AMOUNTS, WHOLE_PASS_LIBRARIES, by_amounts
 from ._work import LaunchWork, stream_of
+from .whole import AMOUNTS, WHOLE_PASS_LIBRARIES, by_amounts
 
 __all__ = ["AMOUNTS", "STRAIGHT", "KernelSequence", "LibraryKernel", "Sending", "counted", "launches"]
 

@@ -12,7 +12,7 @@ from ...operators.base import Operator
 from ...operators.collectives import AllGather, AllReduce, AllToAll, Collective, ReduceScatter, Send
 from ...transforms.offload import HOST
 from ..families import Implementation
-from ..families._family import Array
+from ..families.base import Array
 from ._kernel import LibraryKernel, Sending
 from ._work import LaunchWork
 

@@ -11,7 +11,7 @@ import numpy as np
 from ...forms import Num
 from ...records import frozen
 from ..families import FAMILIES, Implementation
-from ..families._family import Array
+from ..families.base import Array
 
 
 @frozen(kw_only=True)

@@ -498,7 +498,14 @@ def options(random: random.Random, folder: Path) -> tuple[object, Run]:
 @cache
 def _specs() -> list[str]:
     """A text for every parameter of every technique, with its default or another allowed value."""
-    required_values = {"draft": MODEL, "size": "32", "scheme": "gobo", "file": "lengths.txt", "phrases": "1000"}
+    required_values = {
+        "draft": MODEL,
+        "size": "32",
+        "scheme": "gobo",
+        "file": "lengths.txt",
+        "phrases": "1000",
+        "share": "0.25",
+    }
     specs = []
     for name, kind in techniques().items():
         first = {f.name: required_values[f.name] for f in fields(kind) if f.default is MISSING}

@@ -467,6 +467,12 @@ class _Thinned(_Sampled):
     def tokens(self) -> Num:
         return self.share * super().tokens()
 
+    def cells(self, window: float) -> Num:
+        return self.share * super().cells(window)
+
+    def near_pairs(self, reach: float) -> Num:
+        return self.share**2 * super().near_pairs(reach)
+
 
 class _Target(_PartialPass):
     """The decoder's part; its spans count no tokens of the encoder's input or of images."""

@@ -79,6 +79,7 @@ EXAMPLES: Final = {  # required parameters
     "window": "size=1024",
     "quantized": "scheme=quarot",
     "structured-pruning": "heads=0.5,ffn=0.5",
+    "sparse-activation": "share=0.25",
 }
 _ADDING: Final = '''
 ## Adding a technique

@@ -145,6 +145,15 @@ PARTS = [  # where it stands, part, its parameters, bytes of cache per token
     ),
     ("mixer", "{kind: s4, states: 4}", D + 2 * (D * 4 * 2) + D * 128 + 128, 0),
     ("mixer", "{kind: s4, states: 4, glu: false}", D + 2 * (D * 4 * 2) + D * D + D, 0),
+    ("mixer", "{kind: s5, states: 4}", 2 * 8 * D + 8 + D + D * D + D, 0),
+    ("mixer", "{kind: s5, states: 4, glu: false}", 2 * 8 * D + 8 + D, 0),
+    (
+        "mixer",
+        "{kind: gss, width: 16, states: 8, inner: 256}",
+        D * 16 + D * 256 + 2 * 16 + 16 + 8 * 2 + 16 * 8 * 2 + 16 * 256 + 256 * D + D,
+        0,
+    ),
+    ("mixer", "{kind: ckconv, inner: 16}", D + 16 + 16 * 16 + D * D * 16 + 2 * 16, D * 2),  # what is convolved
     ("mixer", "{kind: h3, taps: 3, states: 4}", 4 * (D * D + D) + D * 3 + D + D + 2 * (D * 4 * 2), 0),
     (
         "mixer",

@@ -332,8 +332,8 @@ def test_q_s0_06_a_task_that_knows_its_experts_holds_no_others(tmp_path):
 
 def test_q_s0_07_experts_in_every_second_layer_compute_half_as_much(tmp_path):
     """V-MoE (arXiv:2106.05974): L/16 with 2 of 32 experts in every second layer equals ViT-H/14 at half the compute;
-    they have 3446.0 and 14705.1 million parameters, with biases and the classifier. The 48 layers of width 1408 of the
-    largest are recalled, not sourced; they make its total to 0.3 %.
+    it has 3446.0 million parameters, with biases and the classifier. Sizes of L/16 are those of
+    github.com/google-research/vmoe (vmoe/configs/vmoe_paper/common.py).
     """
 
     def vision(hidden, layers, inner):
@@ -345,11 +345,9 @@ def test_q_s0_07_experts_in_every_second_layer_compute_half_as_much(tmp_path):
 
     patches, fewer = (224 // 14) ** 2 + 1, (224 // 16) ** 2 + 1
     dense = analyze(model("vit-huge"), A100, prompt=patches).phases.prefill.total.ops
-    large, largest = vision(1024, 24, 4096), vision(1408, 48, 6400)
+    large = vision(1024, 24, 4096)
     assert round(ops(large, fewer) / dense, 1) == 0.5
-    assert round(largest.parameters / 1e9) == 15
     assert differs(large.parameters, 3446.0e6, by=-0.006)
-    assert differs(largest.parameters, 14705.1e6, by=-0.003)
 
 
 @pytest.mark.slow("serves saturated loads")
@@ -783,7 +781,14 @@ def mixed(tmp_path, mixer, width=64):
     return setting(load_model(str(path)))
 
 
-@pytest.mark.parametrize("mixer", [{"kind": "s4", "states": 32}, {"kind": "h3", "taps": 64, "states": 32}])
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        {"kind": "s4", "states": 32},
+        {"kind": "h3", "taps": 64, "states": 32},
+        {"kind": "s5", "states": 256},
+    ],
+)
 def test_q_s4_15_state_spaces_are_d_squared_of_a_step_at_any_length(tmp_path, mixer):
     """S4 of table 2: n d^2 of a prefill, but for the transforms of n d log n, and d^2 of a step."""
     found, wide = (mixed(tmp_path, mixer, width) for width in (1024, 2048))
@@ -809,6 +814,29 @@ def test_q_s4_15_an_implicit_filter_is_n_log_n_of_a_prefill_and_of_each_step(tmp
         assert max(each) / min(each) < 1.01, phase
         assert each[0] == pytest.approx(64 * 5 * 2, rel=0.03)  # u and back, 2.5 n log n each, of 2 n points
     assert found.model.kv_bytes_per_token == 2 * 64
+
+
+def test_q_s4_15_a_filter_between_all_channels_is_n_d_squared_of_each_step(tmp_path):
+    """CKConv (arXiv:2102.02611): transforms of n log n for each channel, products of n for each pair of channels."""
+    found = mixed(tmp_path, {"kind": "ckconv"})
+    assert slope(found, "decode", LENGTHS, kinds=("conv",)) == pytest.approx(1, abs=0.01)
+    row = next(row for row in found.decode_plan.estimate(Workload.decode(batch=1, kv_len=4096)).operators
+               if row.operator.name == "long_filter")  # fmt: skip
+    assert float(row.ops) == 64 * (5 * 8192 * 13 + 1) + 8 * 64**2 * 4096
+    assert found.model.kv_bytes_per_token == 2 * 64
+
+
+def test_q_s4_15_gated_state_spaces_convolve_a_quarter_of_the_channels(tmp_path):
+    """GSS (arXiv:2206.13947): a state space of d / 4 channels, in a gate of 4 d."""
+    mixer = {"kind": "gss", "width": 256, "states": 64, "inner": 4096}
+    found = mixed(tmp_path, mixer, 1024)
+    assert slope(found, "decode", LENGTHS) == pytest.approx(0, abs=1e-9)
+    narrow, wide = (
+        sum(float(row.ops) for row in one.plan.estimate(Workload.prefill(batch=1, prompt=4096)).operators
+            if row.operator.kind == "conv")
+        for one in (found, mixed(tmp_path, mixer | {"width": 1024}, 1024))
+    )  # fmt: skip
+    assert wide == 4 * narrow
 
 
 @pytest.mark.parametrize(

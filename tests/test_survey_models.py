@@ -22,6 +22,13 @@ def test_parameters_round_to_what_is_published(name, billions):
     assert load_model(name).parameters / 1e9 == pytest.approx(billions, rel=0.005)
 
 
+@pytest.mark.parametrize(("name", "active", "total"), [("blackmamba-1.5b", 340, 1.5), ("blackmamba-2.8b", 630, 2.8)])
+def test_sizes_of_blackmamba_are_those_that_name_it(name, active, total):
+    """github.com/Zyphra/BlackMamba: parameters of a forward pass in millions, and in total in billions."""
+    found = load_model(name)
+    assert (round(found.active_parameters / 1e6, -1), round(found.parameters / 1e9, 1)) == (active, total)
+
+
 def test_gpt_3_takes_350_gb_in_fp16():
     """Claim Q-S4-02: 175 billion parameters in 16 bits."""
     assert weight_bytes(load_model("gpt-3-175b").published) == pytest.approx(350e9, rel=0.0025)

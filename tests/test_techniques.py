@@ -44,6 +44,7 @@ from llmviewer.techniques import (
 )
 from llmviewer.techniques import technique as registered
 from llmviewer.techniques.schemes import SCHEMES
+from llmviewer.techniques.tokens import TokenPruning
 from llmviewer.units import seconds
 from llmviewer.variants.changes import deployed_precisions, lower_bits
 from llmviewer.workload import Sequences, Workload
@@ -61,6 +62,7 @@ GIVEN = {  # what has to be said
     "window": "size=64",
     "quantized": "scheme=quarot",
     "structured-pruning": "heads=0.5,ffn=0.5",
+    "sparse-activation": "share=0.25",
     "lengths": f"file={Path(__file__).with_name('lengths.txt')}",
 }
 SURFACE = (
@@ -938,6 +940,100 @@ def test_tokens_that_halt_leave_keys_and_values_to_the_layers_beyond():
     assert "layers must be above 0.0312" in refused("halting:layers=0.03")
 
 
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ("multiplicative:modules=4097", "modules must be at most 4096, the outputs of q_proj; got 4097"),
+        ("mixture-of-depths:every=33", "every must be at most the 32 layers; got 33"),
+        ("cross-layer-kv:every=33", "every must be at most the 32 layers; got 33"),
+        ("kv-quant:bits=8,group=4", "must make less than 16 bits per element; they make 16"),
+        ("low-rank:rank=64,ratio=0.3", "ratio has no effect with rank=64"),
+        ("rag:vectors=0,dim=64", "dim has no effect with vectors=0"),
+        ("segment-recurrence:ratio=4", "ratio has no effect without compressed memories"),
+        ("speculative:draft=llama-68m,alpha=0.7,tree=4x2,gamma=3", "leave out tree or gamma=3"),
+        ("structured-pruning:layers=0.5,first=4", "first and last keep heads, neurons and experts"),
+        ("structured-pruning:heads=0.999", "heads must leave out a head of llama-2-7b; got 0.999"),
+        ("structured-pruning:layers=0.999", "layers must leave out one of 32; got 0.999"),
+    ],
+)
+def test_a_parameter_that_would_change_nothing_is_refused(asked, reason):
+    assert reason in refused(asked)
+
+
+def test_pruned_tokens_and_heads_are_gone_from_later_layers():
+    """SpAtten (arXiv:2012.09852): 1.9 times fewer tokens and 1.1 times fewer heads, together 2.1 times fewer OPs."""
+    prompt, wide = Workload.prefill(batch=1, prompt=1000), Workload.prefill(batch=64, prompt=1000)
+    found, bare = setting("token-pruning:tokens=0.526316,heads=0.909091"), setting()
+
+    def ratio(phase, asked, field, name):
+        amounts = [
+            sum(row.repeat * float(getattr(row, field)) for row in one.plan_of(phase).estimate(asked).operators
+                if row.operator.name == name) for one in (bare, found)
+        ]  # fmt: skip
+        return amounts[0] / amounts[1]
+
+    assert ratio("prefill", prompt, "ops", "down_proj") == pytest.approx(1.9, rel=1e-5)
+    assert ratio("prefill", prompt, "ops", "q_proj") == pytest.approx(2.1, rel=0.06)  # late layers have least of both
+    assert ratio("decode", step(), "ops", "down_proj") == 1  # new tokens run all layers
+    pairs = ratio("decode", step(), "ops", "attention")
+    assert pairs == pytest.approx(2.1, rel=0.06)
+    assert ratio("decode", step(), "kv_bytes", "attention") == pytest.approx(pairs, rel=2e-3)  # but for what it writes
+    assert ratio("decode", step(), "weight_bytes", "q_proj") == pytest.approx(1.1, rel=1e-5)
+    assert ratio("prefill", wide, "weight_bytes", "q_proj") == pytest.approx(1, abs=1e-3)  # some sequence needs each
+    cached = [one.footprint.parts(batch=1, prompt=999, gen=1)[1] for one in (bare, found)]
+    assert cached[0] / cached[1] == pytest.approx(pairs, rel=1e-6)
+    assert "tokens must be above 0.156, of the layers that keep all" in refused("token-pruning:tokens=0.1")
+    assert "give tokens or heads below 1" in refused("token-pruning:tokens=1,heads=1")
+    eager = [setting(*asked, attention="eager") for asked in ((), ("token-pruning:heads=1",))]
+    scores = [sum(float(row.activation_bytes) * row.repeat for row in one.plan.estimate(prompt).operators
+                  if row.operator.name == "softmax") for one in eager]  # fmt: skip
+    assert scores[1] / scores[0] == pytest.approx(np.mean(np.square(TokenPruning()._left(32)[0])))
+
+
+def test_a_token_that_attention_skips_has_no_projections_and_no_keys():
+    """SeqBoat (arXiv:2306.11197): a quarter of the tokens attends, to the last 64 that do."""
+    found, bare = setting("sparse-activation:share=0.25,window=64"), setting()
+    states = 2 * 8 * 4096  # of a layer: 8 complex modes of a channel
+    for phase, asked in (("prefill", Workload.prefill(batch=1, prompt=1000)), ("decode", step())):
+        amounts = [
+            {name: sum(float(row.repeat * row.ops) for row in one.plan_of(phase).estimate(asked).operators
+                       if row.operator.name == name) for name in ("q_proj", "o_proj", "down_proj")}
+            for one in (found, bare)
+        ]  # fmt: skip
+        ratios = {name: amounts[0][name] / amounts[1][name] for name in amounts[0]}
+        assert ratios == pytest.approx({"q_proj": 0.25, "o_proj": 0.25, "down_proj": 1})
+    cached = found.footprint.parts(batch=1, prompt=999, gen=1)[1]
+    assert cached == 64 * TOKEN + 32 * 4 * states
+    held = [one.footprint.parts(batch=1, prompt=9, gen=1)[0] for one in (found, bare)]
+    assert held[0] - held[1] == 2 * 32 * (4096 + 2 * states + 2 * 4096 + 2)  # D, poles and residues, two scores
+    assert "no causal attention" in refused("sparse-activation:share=0.5", of="bert-base-uncased")
+    assert "streaming also selects" in refused("sparse-activation:share=0.5,window=9", "streaming")
+
+
+def test_memories_of_hidden_states_are_projected_by_each_pass():
+    """Transformer-XL (arXiv:1901.02860): segments of 512 with as many remembered states of d elements."""
+    found, bare = setting("segment-recurrence:tokens=512,memory=512"), setting()
+    late = step(4001)
+
+    def ops(one, name):
+        return sum(float(row.repeat * row.ops) for row in one.decode_plan.estimate(late).operators
+                   if row.operator.name == name)  # fmt: skip
+
+    assert ops(found, "k_proj") / ops(bare, "k_proj") == 513
+    assert ops(found, "q_proj") == ops(bare, "q_proj")
+    assert ops(found, "attention") / ops(bare, "attention") == pytest.approx(513 / 4001)
+    cached = [one.footprint.parts(batch=1, prompt=4000, gen=1)[1] for one in (found, bare)]
+    assert cached[0] / cached[1] == pytest.approx(512 / 4001 / 2)  # d elements, not d of a key and of a value
+    (run,) = found.schedule(batch=1, prompt=2048, gen=1).first
+    keys = [float(k) for k in found.plan.estimate(run.workload).sum("kv_bytes")]
+    assert keys[1] == keys[2] == keys[3] > keys[0]
+    more = setting("segment-recurrence:tokens=512,memory=512,compressed=256,ratio=4")
+    assert ops(more, "k_proj") / ops(bare, "k_proj") == 769
+    assert ops(more, "compress") == 32 * 2 * 4096**2
+    assert "window also changes what tokens attend to" in refused("segment-recurrence", "window:size=99")
+    assert "no causal attention whose keys and values are projected" in refused("segment-recurrence", of="deepseek-v3")
+
+
 def test_a_copied_phrase_is_scored_with_the_words_and_read_by_the_next_step():
     found = setting("phrase-copying:phrases=1000,tau=2")
     (run,) = found.schedule(batch=1, prompt=100, gen=9).rest
@@ -1770,8 +1866,11 @@ CHANGES = {  # - lowers, = conserves, + raises, ? depends: OPs, weights, activat
     "mla": "---- ?-+- --= =--",
     "paged": "==== ==== =?= ===",
     "sparse-pattern": "-=== -==- === =--",
+    "segment-recurrence:memory=256,tokens=256": "-?-- +=+? =-? =??",
+    "sparse-activation:share=0.25": "-+-- -?-? +?= =-?",
     "static": "==== ==== =+= ===",
     "streaming:sinks=4,window=508": "-=== -==- =-= =--",
+    "token-pruning": "-?-- -?=- =-= =--",
     "window:size=512": "-=== -==- =-= =--",
     "lora": "+++= +++= +=+ =++",
     "low-rank": "--+= --+= -== =-?",
@@ -1808,7 +1907,7 @@ def test_each_technique_changes_the_declared_quantities_only(asked, batch, promp
 REPLICATED = {
     "contextual-sparsity": "predictor_in", "encoder-exit": "(pooler|head)_dense|classifier", "mla": "kv_a_proj",
     "lora": r"([qkv]|gate|up)_proj_lora_in|(o|down)_proj_lora_out",
-    "low-rank": r"([qkv]|gate|up)_proj_in|(o|down)_proj",
+    "low-rank": r"([qkv]|gate|up)_proj_in|(o|down)_proj", "sparse-activation:share=0.25": "activation_scores",
 }  # fmt: skip
 
 

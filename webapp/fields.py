@@ -66,6 +66,7 @@ _EXAMPLE_PARAMETERS: Final = {  # of techniques with required parameters
     "window": "size=4096",
     "quantized": "scheme=awq",
     "structured-pruning": "ffn=0.75",
+    "sparse-activation": "share=0.25",
 }
 
 

@@ -40,7 +40,10 @@ from .blocks.moe import checked_top_k, groups
 from .blocks.parts import NormKind
 from .blocks.recurrent import (
     H3,
+    S5,
     ChannelMix,
+    ContinuousConv,
+    GatedStateSpace,
     Hyena,
     ImplicitHyena,
     Kda,
@@ -67,9 +70,12 @@ MIXERS: Final[Mapping[str, type[Any]]] = {
     "rwkv6": Rwkv6,
     "rwkv7": Rwkv7,
     "s4": StateSpace,
+    "s5": S5,
+    "gss": GatedStateSpace,
     "h3": H3,
     "hyena": Hyena,
     "implicit_hyena": ImplicitHyena,
+    "ckconv": ContinuousConv,
     "short_conv": ShortConvMixer,
 }
 FEED_FORWARD: Final[Mapping[str, type[Any]]] = {"mlp": Mlp, "experts": Experts, "channel_mix": ChannelMix}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar, Self
 
-from ..forms import TOKENS, Form, fft, history_fft
+from ..forms import TOKENS, Form, fft, history_fft, kv_tokens
+from ..precision import product
 from ..records import frozen
-from ..resource import Resource, vector
+from ..resource import Resource, matrix, vector
 from .base import Operator, Sharding, Tensor
 from .state_space import CausalConv
 
@@ -83,3 +84,24 @@ class ImplicitConv(Operator):
 
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): self.outputs[0].width * (5 * history_fft() + 4 * TOKENS)}
+
+
+@frozen(kw_only=True)
+class MixedConv(Operator):
+    """y[t, n] = sum over s and k of h[t - s, n, k] u[s, k] + b[n], with a filter h as long as the context.
+
+    Each output channel sums over all input channels (arXiv:2102.02611, section 4.2). As for an ImplicitConv, every pass
+    transforms the whole u, and its product with the spectrum of h back: real FFTs of 2.5 n log2 n OPs for a channel,
+    and a complex multiply-add of 8 OPs for each pair of channels and each of n / 2 points. Not counted: spectra of h.
+    """
+
+    sharding: ClassVar[Sharding] = Sharding.REPLICATED
+
+    kind: str = CausalConv.kind
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        (history,), (out,) = self.inputs, self.outputs
+        ffts = 2.5 * (history.width + out.width) * history_fft()
+        products = 8 * history.width * out.width * kv_tokens()
+        unit = matrix(product(history.format, history.format))
+        return {vector("fp32"): ffts + out.width * TOKENS, unit: products}

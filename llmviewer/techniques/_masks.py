@@ -11,7 +11,7 @@ from ..graph import Block, Graph
 from ..operators.attention import QK, SV, Softmax
 from ..operators.base import Operator, Tensor
 from ..operators.linear import LatentExpansion
-from ..operators.masks import Bidirectional, Causal, Mask
+from ..operators.masks import Bidirectional, Causal, Cross, Mask
 
 _ATTENTION = (QK, Softmax, SV)
 
@@ -47,6 +47,13 @@ def replace_masks(graph: Graph, change: Callable[[Causal], Mask | None], bidirec
         return _with_mask(block, other, bidirectional) if other and bidirectional else block
 
     return graph.map_blocks(replaced)
+
+
+def replace_self_attention_mask(block: Block, change: Callable[[Mask], Mask]) -> Block:
+    """The block with the mask of its attention, of any kind but to an encoder, replaced by `change` of it."""
+    masks = (op.heads.mask for op in block.operators if isinstance(op, QK))
+    mask = next((mask for mask in masks if not isinstance(mask, Cross)), None)
+    return _with_mask(block, mask, change(mask)) if mask else block
 
 
 def _bidirectional_mask(block: Block) -> Bidirectional | None:

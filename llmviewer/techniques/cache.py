@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
+from typing import Final
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from ..operators.base import Operator, Role, Tensor
 from ..operators.collectives import Collective
 from ..operators.elementwise import Elementwise, Rope
 from ..operators.linear import Linear
-from ..precision import Format
+from ..precision import HALF, Format
 from ..records import frozen
 from ..workload import Workload
 from . import technique
@@ -23,6 +24,8 @@ from ._layers import split_layers
 from ._masks import causal_masks
 from ._parameters import parameter
 from ._technique import Finding, Kind, Requirement, SettingView, Technique
+
+_SCALE_BITS: Final = 16  # of a scale, and of a zero point
 
 
 class Allocated(Technique):
@@ -164,7 +167,9 @@ class KvQuant(Technique):
 
     def _format(self, plain_format: Format) -> Format:
         compute = "int4" if self.bits <= 4 else "int8"
-        low = Format(f"int{self.bits}", self.bits, compute, group=self.group, scale_bits=16, zero_bits=16)
+        low = Format(
+            f"int{self.bits}", self.bits, compute, group=self.group, scale_bits=_SCALE_BITS, zero_bits=_SCALE_BITS
+        )
         return low if low.stored_bits < plain_format.stored_bits else plain_format
 
     def _extra(self, plain_format: Format) -> Form:
@@ -178,6 +183,10 @@ class KvQuant(Technique):
             return f"{setting.model.name} has no causal attention with a KV cache"
         if setting.attention == "eager":
             return "eager attention cannot read a cache of mixed precision; use --attention flash"
+        plain = max(setting.model.format, HALF, key=lambda one: one.stored_bits)
+        if self._format(plain) == plain:
+            bits = self.bits + 2 * _SCALE_BITS / self.group
+            return f"bits and group must make less than {plain.stored_bits:g} bits per element; they make {bits:g}"
         return ""
 
 
@@ -211,6 +220,8 @@ class CrossLayerCache(Technique):
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if not any(_has_own_cache(block) for block in setting.model.graph.blocks):
             return f"{setting.model.name} has no layers whose keys and values are only their own"
+        if self.every > setting.model.graph.layers:
+            return f"every must be at most the {setting.model.graph.layers} layers; got {self.every}"
         return ""
 
 

@@ -20,7 +20,7 @@ from ._linears import is_main_layer
 from ._parameters import Condition, parameter
 from ._technique import Kind, Requirement, SettingView, Technique
 from .drafts import auxiliary_model
-from .sparsity import SparseLinear
+from .sparsity import sparse_linear
 
 _HEAD_LINEARS: Final = ("q_proj", "o_proj")
 
@@ -69,7 +69,9 @@ class Contextual(Technique):
             if network and op == network[0]:
                 operators += self._predictor(op.inputs[0], network[-1].inputs[0].width)
             operators.append(
-                _sparse_linear(op, densities[op.name]) if op.name in densities and isinstance(op, Linear) else op
+                sparse_linear(op, densities[op.name], any_of(densities[op.name]))
+                if op.name in densities and isinstance(op, Linear)
+                else op
             )
         return replace(block, operators=tuple(operators))
 
@@ -115,20 +117,6 @@ class Predictor(Linear):
     """A linear of the predictor."""
 
     sharding: ClassVar[Sharding] = Sharding.REPLICATED
-
-
-def _sparse_linear(op: Linear, density: float) -> Operator:
-    """`op` with the fraction `density` of its rows per token."""
-    return SparseLinear(
-        name=op.name,
-        kind=op.kind,
-        inputs=op.inputs,
-        outputs=op.outputs,
-        weights=(replace(op.weight, rows=op.weight.shape[0] * any_of(density)), *op.weights[1:]),
-        transfers=op.transfers,
-        of=op,
-        density=density,
-    )
 
 
 def _feed_forward(block: Block) -> Iterator[Linear]:

@@ -88,7 +88,7 @@ class EarlyExit(Technique):
             return f"exit must leave a layer before it; got exit={self.exit:g} of {setting.model.graph.layers} layers"
         if self.jump and setting.layout.pp > 1:
             return "jump is not supported in a pipeline; leave out jump or pp"
-        return _partial_layers_reason(setting)
+        return partial_layers_reason(setting)
 
 
 @technique("halting")
@@ -147,7 +147,7 @@ class Halting(Technique):
         least = 1 / setting.model.graph.layers
         if self.layers <= least:
             return f"layers must be above {least:.3g}, the first layer; got {self.layers:g}"
-        return _partial_layers_reason(setting)
+        return partial_layers_reason(setting)
 
 
 @technique("mixture-of-depths")
@@ -186,7 +186,9 @@ class MixtureOfDepths(Technique):
         other = next((other for other in others if isinstance(other, EarlyExit)), None)
         if other:
             return f"{other.name} also lets tokens skip layers; give one of the two"
-        return _partial_layers_reason(setting)
+        if self.every > setting.model.graph.layers:
+            return f"every must be at most the {setting.model.graph.layers} layers; got {self.every}"
+        return partial_layers_reason(setting)
 
 
 def part_of_tokens(block: Block, stream: Stream) -> Block:
@@ -206,7 +208,7 @@ def _jump_block(graph: Graph) -> Block:
     return Block(name="jump", operators=(parts.linear("jump", x, x),), input=HIDDEN, output=HIDDEN)
 
 
-def _partial_layers_reason(setting: SettingView) -> str:
+def partial_layers_reason(setting: SettingView) -> str:
     """The reason why layers cannot run for a part of the tokens; "" if all of them process whole passes."""
     for block in setting.model.graph.blocks:
         operators = (op for op in block.operators if not isinstance(op, Place))  # images are placed only in the prefill

@@ -21,7 +21,7 @@ from ..resource import Resource, matrix
 from ..workload import Workload
 from . import technique
 from ._linears import is_main_layer, is_plain_linear, original_linear, rank_tensor
-from ._parameters import parameter
+from ._parameters import Condition, parameter
 from ._technique import Finding, Kind, Requirement, SettingView, Technique
 
 _MULTIPLE: Final = 16  # ranks are multiples of this
@@ -85,7 +85,9 @@ class LowRank(OnLinears):
     """
 
     rank: int = parameter("rank of all factors; 0: set by ratio", 0, least=0)
-    ratio: float = parameter("fraction of its parameters that a matrix keeps, if rank is 0", 0.5, least=0.001, most=1)
+    ratio: float = parameter(
+        "fraction of its parameters that a matrix keeps", 0.5, least=0.001, most=1, condition=Condition("rank", (0,))
+    )
 
     def changed(self, op: Linear) -> Iterator[Operator]:
         n, k = op.weight.shape

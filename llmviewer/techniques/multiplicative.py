@@ -52,7 +52,7 @@ class Multiplicative(OnLinears):
 
     def changed(self, op: Linear) -> Iterator[Operator]:
         n, k = op.weight.shape
-        modules = min(self.modules or isqrt(k), n)
+        modules = self.modules or min(isqrt(k), n)
         columns = ceil(n / modules)
         between = rank_tensor(f"{op.name}_modules", modules * columns, replace(op.inputs[0], format=op.result.format))
         thin = (replace(op.weight, name=f"{op.name}.{name}", shape=(width, k)) for name, width in
@@ -71,4 +71,9 @@ class Multiplicative(OnLinears):
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
         if setting.layout.tp > 1:
             return f"modules are not split among the ranks of tp={setting.layout.tp}; give tp=1"
-        return super().incompatibility(setting, others)
+        if reason := super().incompatibility(setting, others):
+            return reason
+        for block, op in setting.model.graph:
+            if isinstance(op, Linear) and self.chosen(block, op) and self.modules > op.weight.shape[0]:
+                return f"modules must be at most {op.weight.shape[0]}, the outputs of {op.name}; got {self.modules}"
+        return ""

@@ -26,6 +26,7 @@ from .drafts import auxiliary_model
 
 _LENGTHS = 2.0 ** np.arange(4, 21)
 _SCORER_QUANT = "W16A16"
+_DIM = 768  # elements of a vector of DPR
 _MAX_CHUNKS = 1 << 20  # of a prompt; each is evaluated as a pass
 
 
@@ -150,11 +151,16 @@ class Retrieved(Rewritten):
     passages: int = parameter("passages per prompt", 5, least=1, most=1_000_000)
     tokens: int = parameter("tokens per passage", 200, unit="tokens", least=1, most=1_000_000)
     vectors: int = parameter("vectors that the search reads, one for each passage of the corpus", 1_000_000, least=0)
-    dim: int = parameter("elements of a vector", 768, least=1, most=1_000_000)
+    dim: int = parameter("elements of a vector", _DIM, least=1, most=1_000_000)
     embedder: str = parameter("model that encodes the question; its time is not counted if not given", "")
 
     def length(self, prompt: Num) -> Num:
         return prompt + self.passages * self.tokens
+
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
+        if self.dim != _DIM and not self.vectors:
+            return "dim has no effect with vectors=0; leave one of the two out"
+        return super().incompatibility(setting, others)
 
     def schedule(self, schedule: Schedule, setting: SettingView) -> Schedule:
         longer = super().schedule(schedule, setting)

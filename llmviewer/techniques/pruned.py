@@ -128,9 +128,16 @@ class StructuredPruning(Technique):
             return "mix has the neurons of all layers, above 0; drop ffn and layers"
         if not all(left) or min((*left, *mixed)) == 1:
             return "give heads, ffn, experts, layers or hidden below 1" + ", and none as 0" * (not all(left))
-        if self.first + self.last >= round(self.layers * layers):
-            return f"first and last leave none of the {round(self.layers * layers)} layers to prune"
-        return ""
+        return self._layers_problem(layers)
+
+    def _layers_problem(self, layers: int) -> str:
+        """The reason why no layer is removed, or none left to prune; "" if neither is so."""
+        left = round(self.layers * layers)
+        if self.layers < 1 and left == layers:
+            return f"layers must leave out one of {layers}; got {self.layers:g}"
+        if (self.first or self.last) and min(self.heads, self.ffn, self.experts) == 1:
+            return "first and last keep heads, neurons and experts, of which none is removed; leave them out"
+        return f"first and last leave none of the {left} layers to prune" if self.first + self.last >= left else ""
 
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002
         graph = setting.model.graph
@@ -144,6 +151,9 @@ class StructuredPruning(Technique):
             return f"hidden cannot narrow {strange[0]} of {setting.model.name}; drop hidden"
         if self.heads < 1 and not any(is_main_layer(block) and _has_prunable_heads(block) for block in graph.blocks):
             return f"{setting.model.name} has no attention whose heads can be pruned; drop heads"
+        heads = {op.heads for block, op in graph if is_main_layer(block) and isinstance(op, QK)}
+        if self.heads < 1 and all(_head_fractions(one, self.heads)[0] == 1 for one in heads):
+            return f"heads must leave out a head of {setting.model.name}; got {self.heads:g}"
         narrower = replace(self, ffn=min((self.ffn, *parse_by_layer(self.mix))), mix="")
         if narrower.ffn < 1 and not any(is_main_layer(block) and narrower.neurons(block) for block in graph.blocks):
             return f"{setting.model.name} has no dense feed-forward network; drop ffn"

@@ -40,6 +40,20 @@ class SparseLinear(ReplacedLinear):
         return tuple(self.density * elements for elements in self.of.dequantized())
 
 
+def sparse_linear(op: Linear, density: float, read: Form) -> SparseLinear:
+    """`op` with the fraction `density` of its rows per token; a pass reads the fraction `read` of them."""
+    return SparseLinear(
+        name=op.name,
+        kind=op.kind,
+        inputs=op.inputs,
+        outputs=op.outputs,
+        weights=(replace(op.weight, rows=op.weight.shape[0] * read), *op.weights[1:]),
+        transfers=op.transfers,
+        of=op,
+        density=density,
+    )
+
+
 class Sparse(Technique):
     """Zeros in the matrices of linears and experts; heads and routers are unchanged."""
 

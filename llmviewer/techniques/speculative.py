@@ -24,6 +24,7 @@ from ._drafting import Drafting, drafted_tokens
 from ._parameters import parameter
 from ._technique import Drafter, Finding, Requirement, SettingView, Technique
 
+_GAMMA: Final = 4
 _TRAINING_OPS: Final = 6  # of a token, for each parameter: forward and backward pass
 
 
@@ -54,7 +55,7 @@ class Speculative(Drafting):
     requires = Requirement.DRAFT_MODEL
 
     draft: str = parameter("draft model: any MODEL that `llmviewer analyze` accepts")
-    gamma: int = drafted_tokens(4)
+    gamma: int = drafted_tokens(_GAMMA)
     draft_quant: str = parameter("precision of the draft model", "W16A16")
 
     tree: str = parameter("candidates after each token, by depth, such as 4x2x2; instead of gamma", "")
@@ -104,8 +105,9 @@ class Speculative(Drafting):
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
         if self.tree and not re.fullmatch(r"[1-9]\d{0,2}(x[1-9]\d{0,2}){0,15}", self.tree):
             return f"tree must be candidates after each token, by depth, such as 4x2x2; got {self.tree!r}"
-        if self.tree and (self.drafts > 1 or self.staged > 1):
-            other = f"drafts={self.drafts}" if self.drafts > 1 else f"staged={self.staged:g}"
+        if self.tree and (self.drafts > 1 or self.staged > 1 or self.gamma != _GAMMA):
+            several = f"drafts={self.drafts}" if self.drafts > 1 else f"staged={self.staged:g}"
+            other = f"gamma={self.gamma}" if self.gamma != _GAMMA else several
             return f"a tree is drafted by one model, one depth in each pass; leave out tree or {other}"
         if self.staged > self.gamma:
             return f"staged must be at most gamma={self.gamma}, the tokens of a draft; got {self.staged:g}"

@@ -1,5 +1,5 @@
-"""Mixers that carry a state from token to token: Kimi delta attention, lightning attention, retention, RWKV, S4, H3,
-Hyena.
+"""Mixers that carry a state from token to token: Kimi delta attention, lightning attention, retention, RWKV, S4, S5,
+GSS, H3, Hyena, CKConv.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from ...operators.attention import Heads
 from ...operators.base import Operator, Tensor, Weight
 from ...operators.elementwise import Elementwise, Rope
 from ...operators.linear import BlockLinear, Linear
-from ...operators.recurrence import ImplicitConv, LongConv, ShortConv, TokenShift
+from ...operators.recurrence import ImplicitConv, LongConv, MixedConv, ShortConv, TokenShift
 from ...operators.state_space import CausalConv, Scan
 from ...records import frozen
-from .parts import Parts, result
+from .parts import NormKind, Parts, result
 from .state_space import kept
 
 _TANH = 1  # OPs of an element, as an exponential
@@ -479,11 +479,72 @@ class StateSpace:
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         width = x.width
-        conv = _modal_conv(parts, x, width, self.states)
+        conv = modal_conv(parts, x, width, self.states)
         act = parts.activate("ssm_act", "gelu", conv.result)
         out = parts.project("out_proj", act.result, (1 + self.glu) * width, bias=True)
         gate = parts.elementwise("out_gate", out.result, ops=SIGMOID + 1, width=width)
         return (conv, act, out, gate) if self.glu else (conv, act, out)
+
+
+@frozen(kw_only=True)
+class S5:
+    """A state space of all channels together, then a gate (arXiv:2208.04933, sections 3 and 5).
+
+    Matrices bring the channels to complex modes and back; a token multiplies and adds each mode, 8 OPs.
+
+    states  modes, half as many as elements of the state
+    glu     whether a product after it makes a gate
+    """
+
+    states: int
+    glu: bool = True
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        numbers = 2 * self.states  # real and imaginary parts
+        b_proj = parts.project("b_proj", x, numbers)
+        state = kept("ssm_state", numbers)
+        scan = Scan(
+            name="scan",
+            inputs=(b_proj.result, state),
+            outputs=(parts.tensor("scan", numbers), state),
+            weights=(parts.weight("poles", self.states, 2),),
+            token_ops=8 * self.states,
+            heads=self.states,
+            groups=self.states,
+        )
+        c_proj = parts.project("c_proj", scan.result, x.width)
+        skip = parts.elementwise("skip", c_proj.result, x, ops=2, weights={"D": x.width})
+        act = parts.activate("ssm_act", "gelu", skip.result)
+        if not self.glu:
+            return (b_proj, scan, c_proj, skip, act)
+        gate = parts.project("gate", act.result, x.width, bias=True)
+        gated = parts.elementwise("out_gate", act.result, gate.result, ops=SIGMOID + 1)
+        return (b_proj, scan, c_proj, skip, act, gate, gated)
+
+
+@frozen(kw_only=True)
+class GatedStateSpace:
+    """GSS: a state space of few channels, between a product to them and one to a wide gated product (arXiv:2206.13947,
+    section 3; github.com/lucidrains/gated-state-spaces-pytorch).
+
+    width   channels of the state space
+    states  complex modes of each, with poles that all channels share
+    inner   width of the gated product
+    """
+
+    width: int
+    states: int
+    inner: int
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        narrow, gate = parts.project("u_proj", x, self.width), parts.project("v_proj", x, self.inner)
+        acts = tuple(parts.activate(f"{op.name}_act", "gelu", op.result) for op in (narrow, gate))
+        norm = parts.norm("ssm_norm", acts[0].result, kind=NormKind.LAYER)
+        conv = modal_conv(parts, norm.result, self.width, self.states, shared_poles=True)
+        wide = parts.project("gate_proj", conv.result, self.inner)
+        gated = parts.elementwise("gated", wide.result, acts[1].result, ops=1)
+        out = parts.project("out_proj", gated.result, x.width, bias=True)
+        return (narrow, gate, *acts, norm, conv, wide, gated, out)
 
 
 @frozen(kw_only=True)
@@ -509,18 +570,26 @@ class H3:
             weights=(parts.weight("shift.weight", width, self.taps), parts.weight("shift.D", width)),
             taps=self.taps,
         )
-        conv = _modal_conv(parts, shifted.result, width, self.states, query.result, value.result)
+        conv = modal_conv(parts, shifted.result, width, self.states, query.result, value.result)
         return (query, key, value, shifted, conv, parts.project("out_proj", conv.result, width, bias=True))
 
 
-def _modal_conv(parts: Parts, x: Tensor, width: int, states: int, *gates: Tensor) -> LongConv:
-    """The long convolution of each channel of x, by modes of its own, with gates if given; leaves "ssm"."""
-    state = kept("ssm_state", 2 * width * states)
+def modal_conv(
+    parts: Parts, x: Tensor, width: int, states: int, *gates: Tensor, name: str = "ssm", shared_poles: bool = False
+) -> LongConv:
+    """The long convolution of each channel of x by modes, with gates if given; leaves `name`. Residues are a channel's
+    own; so are poles, if not all share them.
+    """
+    state = kept(f"{name}_state", 2 * width * states)
     return LongConv(
-        name="ssm",
+        name=name,
         inputs=(x, *gates, state),
-        outputs=(parts.tensor("ssm", width), state),
-        weights=(parts.weight("D", width), *(parts.weight(name, width, states, 2) for name in ("poles", "residues"))),
+        outputs=(parts.tensor(name, width), state),
+        weights=(
+            parts.weight("D", width),
+            parts.weight("poles", 1 if shared_poles else width, states, 2),
+            parts.weight("residues", width, states, 2),
+        ),
         channels=width,
         states=states,
     )
@@ -575,9 +644,40 @@ class ImplicitHyena:
         )
 
     def _filter(self, parts: Parts, width: int) -> tuple[Weight, ...]:
-        """The network's weights, which stay, and the values that it makes, of which a pass reads one per position."""
-        sizes = [(self.inner, self.features), *[(self.inner, self.inner)] * self.depth, (width, self.inner)]
-        layers = [replace(parts.weight(f"filter.{n}.weight", *size), rows=Form()) for n, size in enumerate(sizes)]
-        biases = [replace(parts.weight(f"filter.{n}.bias", self.inner), rows=Form()) for n in range(self.depth + 1)]
-        values = replace(parts.weight("filter", 1, width), tied=True, rows=longest_context())
-        return (*layers, *biases, values)
+        return made_filter(parts, width, features=self.features, inner=self.inner, depth=self.depth)
+
+
+def made_filter(parts: Parts, width: int, *, features: int, inner: int, depth: int) -> tuple[Weight, ...]:
+    """The weights of a network that makes a filter, which stay, and the `width` values that it makes of the `features`
+    of a position, of which a pass reads one row for each.
+    """
+    sizes = [(inner, features), *[(inner, inner)] * depth, (width, inner)]
+    layers = [replace(parts.weight(f"filter.{n}.weight", *size), rows=Form()) for n, size in enumerate(sizes)]
+    biases = [replace(parts.weight(f"filter.{n}.bias", inner), rows=Form()) for n in range(depth + 1)]
+    values = replace(parts.weight("filter", 1, width), tied=True, rows=longest_context())
+    return (*layers, *biases, values)
+
+
+@frozen(kw_only=True)
+class ContinuousConv:
+    """CKConv: a convolution as long as the context from all channels to all, whose filter a small network of the
+    position makes (arXiv:2102.02611, section 4).
+
+    What is convolved stays in memory, a row for each token, and every pass convolves all of it.
+
+    inner  width of the network, which has three layers
+    """
+
+    inner: int = 32
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        kept_rows = parts.elementwise("history_copy", x, ops=0)
+        kept_rows = replace(kept_rows, outputs=(parts.cached("history", x.width),))
+        made = made_filter(parts, x.width**2, features=1, inner=self.inner, depth=1)
+        conv = MixedConv(
+            name="long_filter",
+            inputs=(parts.cache("history", x.width),),
+            outputs=(parts.tensor("long_filter", x.width),),
+            weights=(parts.weight("bias", x.width), *made),
+        )
+        return (kept_rows, conv)

@@ -177,7 +177,7 @@ def test_techniques_without_a_required_parameter_are_listed_as_not_tried(found):
     """The report also names every refused technique."""
     (wanting,) = (line for line in REPORT.remarks(found) if line.startswith("Not tried"))
     told = {part.split(" (")[0] for part in wanting.partition("): ")[2].split("; ")}
-    assert told == {"phrase-copying", "window", "lengths", "structured-pruning"}
+    assert told == {"phrase-copying", "window", "lengths", "structured-pruning", "sparse-activation"}
     others = " ".join(line for line in REPORT.remarks(found) if line.startswith("Not possible"))
     assert all(change.name in told or change.name in others for change, _ in found.refused)
 

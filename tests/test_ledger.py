@@ -784,14 +784,14 @@ def mixed(tmp_path, mixer, width=64):
 @pytest.mark.parametrize(
     "mixer",
     [
-        {"kind": "s4", "states": 32},
-        {"kind": "h3", "taps": 64, "states": 32},
-        {"kind": "s5", "states": 256},
+        {"kind": "s4", "states": lambda width: 32},
+        {"kind": "h3", "taps": 64, "states": lambda width: 32},
+        {"kind": "s5", "states": lambda width: width // 4},
     ],
 )
 def test_q_s4_15_state_spaces_are_d_squared_of_a_step_at_any_length(tmp_path, mixer):
-    """S4 of table 2: n d^2 of a prefill, but for the transforms of n d log n, and d^2 of a step."""
-    found, wide = (mixed(tmp_path, mixer, width) for width in (1024, 2048))
+    """S4 of table 2: n d^2 of a prefill, but for the transforms of n d log n, d^2 of a step; S5 with d / 4 modes."""
+    found, wide = (mixed(tmp_path, mixer | {"states": mixer["states"](width)}, width) for width in (1024, 2048))
     assert slope(found, "decode", LENGTHS) == pytest.approx(0, abs=1e-9)
     assert slope(found, "prefill", LENGTHS, kinds=("linear",)) == pytest.approx(1)
     assert slope(found, "prefill", LENGTHS) == pytest.approx(1, abs=0.03)
@@ -818,12 +818,12 @@ def test_q_s4_15_an_implicit_filter_is_n_log_n_of_a_prefill_and_of_each_step(tmp
 
 def test_q_s4_15_a_filter_between_all_channels_is_n_d_squared_of_each_step(tmp_path):
     """CKConv (arXiv:2102.02611): transforms of n log n for each channel, products of n for each pair of channels."""
-    found = mixed(tmp_path, {"kind": "ckconv"})
+    found = mixed(tmp_path, {"kind": "ckconv"}, 1024)
     assert slope(found, "decode", LENGTHS, kinds=("conv",)) == pytest.approx(1, abs=0.01)
     row = next(row for row in found.decode_plan.estimate(Workload.decode(batch=1, kv_len=4096)).operators
                if row.operator.name == "long_filter")  # fmt: skip
-    assert float(row.ops) == 64 * (5 * 8192 * 13 + 1) + 8 * 64**2 * 4096
-    assert found.model.kv_bytes_per_token == 2 * 64
+    assert float(row.ops) == 1024 * (5 * 8192 * 13 + 1) + 8 * 1024**2 * 4096
+    assert found.model.kv_bytes_per_token == 2 * 1024
 
 
 def test_q_s4_15_gated_state_spaces_convolve_a_quarter_of_the_channels(tmp_path):

@@ -56,20 +56,22 @@ class SegmentRecurrence(ChunkedPrefill):
 
     def _recurrent(self, block: Block) -> Block:
         """The block whose attention projects what is remembered."""
-        kept = _projected(block)
+        kept_names = _projected(block)
         mask = Budget(self.memory + self.compressed)
         with_mask = replace_self_attention_mask(block, lambda _: mask)
-        first = next(op for op in block.operators if isinstance(op, Linear) and _names(op.outputs) & kept)
+        first = next(op for op in block.operators if isinstance(op, Linear) and _names(op.outputs) & kept_names)
         x = first.inputs[0]
         parts = Parts(format=x.format)
         remember = replace(parts.elementwise("remember", x, ops=0), outputs=(parts.cached(_MEMORY, x.width),))
 
         def tensor(t: Tensor) -> Tensor:
-            return replace(t, role=Role.ACTIVATION, rows=mask.keys_read, retained_rows=None) if t.name in kept else t
+            return (
+                replace(t, role=Role.ACTIVATION, rows=mask.keys_read, retained_rows=None) if t.name in kept_names else t
+            )
 
         def operator(op: Operator) -> Operator:
             changed = op.with_tensors(tensor)
-            if not (isinstance(op, Linear) and _names(op.outputs) & kept):
+            if not (isinstance(op, Linear) and _names(op.outputs) & kept_names):
                 return changed
             return replace(changed, inputs=(parts.cache(_MEMORY, x.width, mask),))
 
@@ -89,9 +91,9 @@ class SegmentRecurrence(ChunkedPrefill):
         if self.ratio != _RATIO and not self.compressed:
             return "ratio has no effect without compressed memories; give compressed or leave it out"
         other = next((one for one in others if one.kind is Kind.ATTENTION and overrides(one, "network")), None)
-        chunked = next((one for one in others if isinstance(one, ChunkedPrefill)), None)
-        if other or chunked:
-            return f"{(other or chunked).name} also changes what tokens attend to; give one of the two"
+        other = other or next((one for one in others if isinstance(one, ChunkedPrefill)), None)
+        if other:
+            return f"{other.name} also changes what tokens attend to; give one of the two"
         if not any(_projected(block) for block in setting.model.graph.blocks):
             return f"{setting.model.name} has no causal attention whose keys and values are projected"
         return super().incompatibility(setting, others)
@@ -108,11 +110,11 @@ def _projected(block: Block) -> set[str]:
     if not list(causal_masks(graph)) or any(len(op.inputs) != _PAIR for op in attention):
         return set()
     names = {op.inputs[1].name for op in attention}
-    made: set[str] = set()  # by linears
+    projected_names: set[str] = set()  # by linears
     for op in reversed(block.operators):
         outputs = _names(op.outputs) & names
         if outputs and isinstance(op, Linear):
-            made |= outputs
+            projected_names |= outputs
         elif outputs and isinstance(op, Rope | Norm):
             names |= {x.name for x, y in zip(op.inputs, op.outputs, strict=True) if y.name in names}
-    return names if len(made) == _PAIR else set()
+    return names if len(projected_names) == _PAIR else set()

@@ -38,37 +38,37 @@ _BEYOND: Final = (EarlyExit, Halting, MixtureOfDepths)
 
 
 @frozen
-class Part(Mask):
-    """The fraction `kept` of the pairs and keys of a mask."""
+class PartOfMask(Mask):
+    """The fraction `share` of the pairs and keys of a mask."""
 
     mask: Mask
-    kept: float
+    share: float
 
     @property
     def pairs(self) -> Form:
-        return self.kept * self.mask.pairs
+        return self.share * self.mask.pairs
 
     @property
     def cells(self) -> Form:
-        return self.kept * self.mask.cells
+        return self.share * self.mask.cells
 
     @property
     def keys_read(self) -> Form:
-        return self.kept * self.mask.keys_read
+        return self.share * self.mask.keys_read
 
     @property
     def keys_cached(self) -> Form:
-        return self.kept * self.mask.keys_cached
+        return self.share * self.mask.keys_cached
 
     def streamed(self, tile: float, resident: float) -> Form | None:
         rows = self.mask.streamed(tile, resident)
-        return None if rows is None else self.kept * rows
+        return None if rows is None else self.share * rows
 
     def __str__(self) -> str:
-        return f"{self.kept:.3g} of {self.mask or 'all'}"
+        return f"{self.share:.3g} of {self.mask or 'all'}"
 
 
-class UncachedPart(Part):
+class UncachedPartOfMask(PartOfMask):
     """The part of a mask of an encoder."""
 
     is_cached: ClassVar[bool] = False
@@ -143,9 +143,9 @@ class TokenPruning(Technique):
                     yield block
                     continue
                 for layer in block.layers:
-                    kept = heads[layer] * (tokens[layer] if decode else 1.0)
+                    share = heads[layer] * (tokens[layer] if decode else 1.0)
                     part = replace(block, layers=(layer,))
-                    yield part if kept == 1 else replace_self_attention_mask(part, lambda m, kept=kept: _part(m, kept))
+                    yield part if share == 1 else _with_part(part, share)
 
         return Graph(tuple(pieces()))
 
@@ -170,8 +170,8 @@ class TokenPruning(Technique):
 
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
         layers = setting.model.graph.layers
-        for name, whole in (("tokens", _WHOLE_FOR_TOKENS), ("heads", _WHOLE_FOR_HEADS)):
-            least = (floor(whole * layers) + 1) / layers
+        for name, whole_share in (("tokens", _WHOLE_FOR_TOKENS), ("heads", _WHOLE_FOR_HEADS)):
+            least = (floor(whole_share * layers) + 1) / layers
             if getattr(self, name) <= least:
                 return f"{name} must be above {least:.3g}, of the layers that keep all; got {getattr(self, name):g}"
         if self.tokens == self.heads == 1:
@@ -226,16 +226,19 @@ class SparseActivation(Technique):
         return _layers_reason(setting, others)
 
 
-def _cascade(mean: float, whole: int, layers: int) -> tuple[float, ...]:
+def _cascade(mean: float, whole_layers: int, layers: int) -> tuple[float, ...]:
     """Fractions of what each layer has: all at first, then the same part less in each; `mean` of all layers."""
     if mean == 1:
         return (1.0,) * layers
-    rest = (mean * layers - whole) / (layers - whole)  # mean of the layers that drop
-    return (1.0,) * whole + shares_left(rest, 1, layers - whole)
+    rest = (mean * layers - whole_layers) / (layers - whole_layers)  # mean of the layers that drop
+    return (1.0,) * whole_layers + shares_left(rest, 1, layers - whole_layers)
 
 
-def _part(mask: Mask, kept: float) -> Mask:
-    return (Part if mask.is_cached else UncachedPart)(mask, kept)
+def _with_part(block: Block, share: float) -> Block:
+    """The block whose attention has the fraction `share` of its pairs and keys."""
+    return replace_self_attention_mask(
+        block, lambda mask: (PartOfMask if mask.is_cached else UncachedPartOfMask)(mask, share)
+    )
 
 
 def _with_heads(op: Operator, heads: float) -> Operator:
@@ -261,12 +264,12 @@ def _with_scores(block: Block) -> Block:
 
 def _attention_operators(block: Block) -> list[Operator]:
     """Attention with what only it needs: its projections before and after, between a norm and the residual addition."""
-    made = {t.name: op for op in block.operators for t in op.outputs}
+    producers = {t.name: op for op in block.operators for t in op.outputs}
     inside = {op.name for op in block.operators if isinstance(op, Attention)}
     for op in reversed(block.operators):
         if op.name in inside:
-            before = (made[t.name] for t in op.inputs if t.name in made)
-            inside |= {one.name for one in before if not _starts(one, made)}
+            before = (producers[t.name] for t in op.inputs if t.name in producers)
+            inside |= {one.name for one in before if not _starts(one, producers)}
     for op in block.operators:
         if op.name in inside:
             names = {t.name for t in op.outputs}
@@ -277,9 +280,9 @@ def _attention_operators(block: Block) -> list[Operator]:
     return [op for op in block.operators if op.name in inside]
 
 
-def _starts(op: Operator, made: dict[str, Operator]) -> bool:
+def _starts(op: Operator, producers: dict[str, Operator]) -> bool:
     """Whether `op` norms or adds to the hidden state, which all tokens need."""
-    is_norm_of_projection = isinstance(op, Norm) and isinstance(made.get(op.inputs[0].name), Linear)
+    is_norm_of_projection = isinstance(op, Norm) and isinstance(producers.get(op.inputs[0].name), Linear)
     return isinstance(op, Norm | Add) and not is_norm_of_projection
 
 

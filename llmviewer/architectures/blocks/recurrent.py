@@ -673,11 +673,11 @@ class ContinuousConv:
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         kept_rows = parts.elementwise("history_copy", x, ops=0)
         kept_rows = replace(kept_rows, outputs=(parts.cached("history", x.width),))
-        made = made_filter(parts, x.width**2, features=1, inner=self.inner, depth=1)
+        filter_weights = made_filter(parts, x.width**2, features=1, inner=self.inner, depth=1)
         conv = MixedConv(
             name="long_filter",
             inputs=(parts.cache("history", x.width),),
             outputs=(parts.tensor("long_filter", x.width),),
-            weights=(parts.weight("bias", x.width), *made),
+            weights=(parts.weight("bias", x.width), *filter_weights),
         )
         return (kept_rows, conv)

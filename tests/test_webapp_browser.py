@@ -729,7 +729,14 @@ def test_serving_is_simulated_point_by_point_until_it_is_stopped(page, server):
     fill(page, "tpot", "64")
     page.wait_for_function("document.querySelector('.serving table')?.innerText.includes('arrivals/s')")
     assert page.locator(".serving table tbody tr").all_inner_texts()[-1].split("\t")[:2] == ["h100-sxm tp=2", "20"]
-    assert "--rate " in page.inner_text(".serving")
+    assert page.inner_text("#plan-result") == ""
+    fill(page, "quant", "fp8")
+    page.click("#plan-start")
+    page.wait_for_selector("#plan-result table tbody tr:has-text('h100-sxm')")
+    assert page.inner_text("#plan-progress") == "1 of 1 searches"
+    page.click("#plan-result tbody a")
+    page.wait_for_function("document.querySelector('#tab input[value=overview]').checked")
+    assert "quant=fp8" in page.url
 
 
 def test_sessions_are_simulated_and_a_point_has_its_report(page, server):

@@ -24,7 +24,7 @@ from llmviewer.webapp.app import create
 from llmviewer.webapp.results import parse_task_file, problem_of
 from llmviewer.webapp.state import State
 from llmviewer.webapp.tabs import serving as tab
-from llmviewer.webapp.views import serving
+from llmviewer.webapp.views import plan, serving
 
 ASKED = State(model="gpt2", prompt=64, gen=8, tab="serving")
 
@@ -107,14 +107,7 @@ def test_points_of_the_front_link_to_their_setting_and_to_a_plan(rows):
     loops, reasons = serving.loads_of(json.dumps(rows), ASKED)
     text = json.dumps(tab._result(loops, reasons, ASKED), default=lambda part: part.to_plotly_json())
     assert "batch=256" in text
-    assert "llmviewer plan gpt2 --hardware h100-sxm --rate" in text
-    assert "--ttft p90=2.048 --tpot p90=0.064" in text
-    changed = replace(ASKED, quant="fp8", engine="vllm", max_num_seqs=64, techniques=("kv-quant",),
-                      set=("h100-sxm:memory.bandwidth=2x",))  # fmt: skip
-    command = serving.plan_command(changed, loops[0])
-    assert " --quant fp8 --engine vllm --max-num-seqs 64 " in command
-    assert command.endswith(" --with kv-quant --hardware-set memory.bandwidth=2x")
-    assert shlex.split(command)[:3] == ["llmviewer", "plan", "gpt2"]
+    assert '"href": "?model=gpt2&prompt=64&gen=8&tab=serving&plan_rate=' in text
     none = json.dumps(
         tab._result(loops, [], replace(ASKED, ttft=1, tpot=1)), default=lambda part: part.to_plotly_json()
     )
@@ -158,8 +151,6 @@ def test_arrivals_at_rates_are_points_of_the_front():
     assert [one.load for one in loads if one.basis == "expected"] == ["10 req/s", "40 req/s"]
     assert front_lines(loads, serving.targets(state))[0][1] == "arrivals/s"
     assert serving.loads_link(state) != serving.loads_link(replace(state, rates="10"))
-    disaggregated = serving.plan_command(SERVED[4], loads[0])
-    assert " --disaggregated" in disaggregated
     assert "shares 1,2, waiting requests: fair shares" in tab._about(state)
 
 
@@ -237,3 +228,57 @@ def test_points_of_earlier_settings_are_not_drawn(rows):
     sessions = replace(ASKED, traffic="sessions")  # which has fewer points
     with pytest.raises(PreventUpdate):
         draw(text, sessions.link, [])
+
+
+PLANNED = State(model="gpt2", prompt=64, gen=8, on=("h100-sxm", "l40s"), quant="fp8", engine="vllm", plan_rate=2000,
+                set=("l40s:price.cloud=9 USD/h",))  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def searched():
+    return [plan.planned(PLANNED, place) for place in range(len(plan.searches(PLANNED)))]
+
+
+def test_plans_are_those_of_the_command_line_and_link_to_a_replica(searched):
+    plans = plan.plans_of(json.dumps(searched), PLANNED)
+    assert plans.is_complete
+    command = shlex.split(plan.plan_command(PLANNED))
+    result = CliRunner().invoke(cli, [*command[1:], "--format", "json"])
+    assert result.exit_code == 0, result.output
+    printed, first = json.loads(result.output)["best"], plans.lowest[0]
+    assert (first.device, first.quant) == (printed["hardware"], printed["quant"])
+    assert first.numbers == {name: pytest.approx(printed[name]) for name in first.numbers}
+    assert [one.device for one in plans.lowest] == ["h100-sxm", "l40s"]
+    for one in plans.lowest:
+        (_, simulation), (_, server) = one.commands
+        assert simulation.startswith("llmviewer simulate gpt2 ")
+        assert server.startswith("vllm serve ")
+        replica, notices = State.of_link(one.link)
+        assert (replica.on, replica.tab, notices) == ((one.device,), "overview", ())
+        assert not problem_of(replica)
+
+
+def test_plans_name_what_is_impossible_and_damaged_ones_are_refused(searched):
+    assert not plan.plans_of(json.dumps(searched[:1]), PLANNED).is_complete
+    few = replace(PLANNED, plan_most=1, plan_rate=9000)
+    reasons = plan.plans_of(json.dumps([plan.planned(few, place) for place in range(2)]), few).reasons
+    assert [one.partition(":")[0] for one in reasons] == ["h100-sxm", "l40s"]
+    assert all("9000" in one for one in reasons)
+    for damaged in (
+        "{",
+        "3",
+        '[{"place": 0}]',
+        '[{"place": 0, "reason": "", "numbers": {}}]',
+        '[{"place": 9, "reason": ""}]',
+    ):
+        with pytest.raises(InputError, match="plan: the results are damaged; reload the page"):
+            plan.plans_of(damaged, PLANNED)
+
+
+def test_all_priced_devices_and_precisions_are_searched_after_the_chosen_ones():
+    everywhere = plan.searches(replace(PLANNED, quant="", plan_on="priced"))
+    devices = list(dict.fromkeys(one.device for one in everywhere))
+    assert devices[:2] == ["h100-sxm", "l40s"]
+    assert {"b200", "mi300x"} <= set(devices)
+    assert "fp8" in {one.quant for one in everywhere}
+    assert plan.plan_link(replace(PLANNED, plan_rate=1)) != plan.plan_link(replace(PLANNED, tenants="1,2", batch=9))

@@ -31,6 +31,7 @@ _FORMAT_LABELS: Final = {
 PHASES: Final = {"decode": "Decode", "prefill": "Prefill"}
 STEPS: Final = {FIRST: "first", "mean": "mean", "last": "last", AT_CONTEXT: "at context"}
 _PASTED_NAMES: Final = {"model": "config", "tasks": "my-task"}  # of files without a name
+_PLANNED_DEVICES: Final = {"chosen": "chosen", "priced": "all with a price"}
 _RECORDINGS: Final = {"ranks": "ranks of a run", "pair": "before, after"}
 _MAX_ERROR_CHARACTERS: Final = 140  # about four lines; longer errors are folded
 _FOLDED_ERROR_CHARACTERS: Final = 80
@@ -180,9 +181,29 @@ def serving_controls(state: State) -> Component:
                 _control("order", dcc.Dropdown([{"label": ORDER_LABELS[name], "value": name} for name in ORDERS],
                                                state.order, id="order", clearable=False, searchable=False)),
             ], className="asked narrow"),
+            html.Div([
+                _control("plan_rate", dcc.Input(id="plan_rate", type="number", value=state.plan_rate, step="any",
+                                                debounce=True)),
+                _integer("plan_most"),
+                _control("plan_on", _radio("plan_on", _PLANNED_DEVICES, state.plan_on)),
+                html.Div([
+                    html.Button("Plan servers", id="plan-start", type="button",
+                                title="Devices, precision and layout that serve this rate within the targets"),
+                    *progress("plan", "Searches"),
+                ], className="pins"),
+            ], className="asked narrow planning"),
         ],
         id="serving-controls",
     )  # fmt: skip
+
+
+def progress(name: str, label: str) -> list[Component]:
+    """Progress of long work that page.js asks for in pieces, and the button that stops it."""
+    return [
+        html.Progress(id=f"{name}-bar", value="0", max="1", **_aria_label(label)),
+        html.Span(id=f"{name}-progress", className="soft", role="status"),
+        html.Button("Stop", id=f"{name}-stop", type="button", className="quiet stop", disabled=True),
+    ]
 
 
 def trace_controls(state: State) -> Component:

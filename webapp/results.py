@@ -356,9 +356,8 @@ def _setting(inputs: State) -> Setting:
 @lru_cache(maxsize=_CACHED_RESULTS)
 def _cached_setting(inputs: State) -> Setting:
     (name,) = inputs.on
-    model_name = inputs.model
     return Setting.of(
-        model(_file(inputs, model_name)) if model_name.startswith(FILE_PREFIX) else _shipped_model(model_name),
+        model_of(inputs),
         device(inputs, name),
         quant=inputs.quant or None,
         attention=inputs.attention or None,
@@ -376,6 +375,15 @@ def _cached_setting(inputs: State) -> Setting:
         max_num_batched_tokens=inputs.max_num_batched_tokens or None,
         max_model_len=inputs.max_model_len or None,
     )
+
+
+def model_of(state: State) -> Model:
+    """The model of a state, in its published precision.
+
+    Raises InputError if the page does not have it.
+    """
+    name = state.model
+    return model(_file(state, name)) if name.startswith(FILE_PREFIX) else _shipped_model(name)
 
 
 @lru_cache(maxsize=64)

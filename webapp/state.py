@@ -35,6 +35,7 @@ MAX_NAME_CHARACTERS: Final = 40  # of a pin
 RECORDINGS: Final = ("ranks", "pair")  # what several traces are
 TRAFFIC: Final = ("requests", "sessions", "tasks")  # what clients send to a server
 LOADS: Final = ("clients", "rates")  # of servers: closed loops of clients, or arrivals at random times
+PLANNED_DEVICES: Final = ("chosen", "priced")  # that servers are planned with: those of the page, or all with a price
 EXAMPLE_TASK: Final = "research"  # the task of an agent that ships, of assets/research.yaml
 PIN_NAME: Final = "name"  # key of the name of a pin, in its link
 _MAX_DEVICES: Final = 8
@@ -260,6 +261,7 @@ class State:
     prefill_replicas  further servers that run all prefills of arrivals
     tenants, order   shares of the requests by tenant, and the order in which waiting requests are admitted
     ttft, tpot  latency targets of serving [ms], that the percentile `within` of the requests meets
+    plan_rate, plan_most, plan_on  requests [1/s] that servers are planned for, their most devices, and of which kinds
     pins     settings to compare with this one, each as pin_link() writes it
     recordings  what several traces are, one of RECORDINGS
     passes   model passes in the trace, counted by its layers if 0
@@ -319,6 +321,9 @@ class State:
     ttft: int = _field(IntegerField(minimum=1, maximum=1_000_000), 2048)
     tpot: int = _field(IntegerField(minimum=1, maximum=100_000), 64)
     within: str = _field(_words("p50", "p90", "p99"), "p90")
+    plan_rate: float = _field(RealField(minimum=0.001, maximum=10_000), 10.0)
+    plan_most: int = _field(IntegerField(minimum=1, maximum=1024), 16)
+    plan_on: str = _field(_words(*PLANNED_DEVICES), PLANNED_DEVICES[0])
     pins: tuple[str, ...] = _field(
         List(kind=Text(max_characters=_MAX_PIN_CHARACTERS), min_items=0, max_items=MAX_PINS), ()
     )
@@ -460,7 +465,7 @@ SERVED_FIELDS: Final = (
 )  # fmt: skip
 _SHOWN_FIELDS: Final = (  # that no analysis depends on
     "phase", "tab", "op", "sweep", "curves", "quants", "pins", "recordings", "passes", "stage",
-    "ttft", "tpot", "within", *SERVED_FIELDS,
+    "ttft", "tpot", "within", "plan_rate", "plan_most", "plan_on", *SERVED_FIELDS,
 )  # fmt: skip
 FIELD_TYPES: Final[Mapping[str, Kind]] = {f.name: f.metadata["kind"] for f in fields(State) if f.metadata}
 
@@ -528,7 +533,7 @@ def _valid_items(key: str, kind: List, items: list[str], notices: list[str]) -> 
 def _written(value: object) -> str:
     if isinstance(value, tuple):
         return "|".join(value)
-    if isinstance(value, bool):
+    if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
         return str(int(value))
     return str(value)
 

@@ -426,11 +426,11 @@ def _lowest_at_bound(
 
 def _ranking_key(by: Criterion, candidate: Candidate) -> tuple[float, int, tuple[float, ...], float]:
     """Sort key: price, devices, published precision and most bits, TPOT."""
-    return unknown_last(candidate.price(by)), candidate.devices, _negative_bits(candidate.quant), candidate.tpot_s
+    return unknown_last(candidate.price(by)), candidate.devices, negative_bits(candidate.quant), candidate.tpot_s
 
 
 @cache
-def _negative_bits(quant: str) -> tuple[float, ...]:
+def negative_bits(quant: str) -> tuple[float, ...]:
     """Negative bits of weights, activations and cache, as a sort key: fewer bits may lower quality."""
     scheme = parse_quantization(quant).scheme
     return tuple(-(fmt.bits if fmt else inf) for fmt in (scheme.weight, scheme.activation, scheme.kv_cache))

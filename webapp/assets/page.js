@@ -101,46 +101,57 @@ const selectOperator = (operator) => { // on narrow pages the inspector is below
 };
 const completeLists = new Map(); // options of a list that nothing is searched in, by id
 
-/* Points of the serving curves, by the link of their inputs: the server is asked for one after another. */
-const servingPoints = new Map();
-let servingStopped = null; // link of the curves that a user stopped
-const REDRAWN_EVERY = 5; // points: a curve
-const showServing = (link, total) => {
-  const points = servingPoints.get(link);
-  const bar = document.getElementById("serving-bar");
-  if (bar) bar.value = points.length / total;
-  const done = points.length >= total;
-  if (done || servingStopped === link || points.length % REDRAWN_EVERY === 0)
-    window.dash_clientside.set_props("serving-points", { data: `${link}#${JSON.stringify(points)}` });
-  window.dash_clientside.set_props("serving-stop", { disabled: done });
-  return `${points.length} of ${total} points${servingStopped === link && !done ? ", stopped" : ""}`;
+/* Long work in pieces, by the link of their inputs: the server is asked for one after another. A button begins it, or each
+   new state. */
+const piecesOf = (name, { redrawnEvery, unit, hasButton }) => {
+  const pieces = new Map();
+  let [asked, stopped] = [null, null]; // links of the last work, and of the one that a user stopped
+  const set = (part, props) => document.getElementById(`${name}-${part}`) && window.dash_clientside.set_props(`${name}-${part}`, props);
+  const show = (link, total) => {
+    const got = pieces.get(link);
+    const bar = document.getElementById(`${name}-bar`);
+    if (bar) bar.value = got.length / total;
+    const done = got.length >= total;
+    if (done || stopped === link || got.length % redrawnEvery === 0)
+      window.dash_clientside.set_props(`${name}-points`, { data: `${link}#${JSON.stringify(got)}` });
+    set("stop", { disabled: done || stopped === link });
+    return `${got.length} of ${total} ${unit}${stopped === link && !done ? ", stopped" : ""}`;
+  };
+  return {
+    [`${name}Start`]: (jobs) => {
+      if (!jobs) return window.dash_clientside.no_update;
+      const { link, total } = JSON.parse(jobs);
+      const waits = hasButton && !window.dash_clientside.callback_context.triggered.some(({ prop_id }) => prop_id.startsWith(`${name}-start.`));
+      const got = pieces.get(link) || [];
+      [asked, stopped] = [link, waits ? link : null];
+      if (waits && !got.length) {
+        setTimeout(() => [set("progress", { children: "" }), set("stop", { disabled: true })], 0);
+        return window.dash_clientside.no_update;
+      }
+      pieces.set(link, got);
+      const asks = got.length < total && !waits;
+      setTimeout(() => [set("progress", { children: got.length ? show(link, total) : "" }), set("stop", { disabled: !asks })], 0);
+      return asks ? `${got.length}#${link}` : window.dash_clientside.no_update;
+    },
+    [`${name}Collect`]: (got, jobs) => {
+      if (!got || !jobs) return window.dash_clientside.no_update;
+      const { link, ...piece } = JSON.parse(got);
+      const current = JSON.parse(jobs);
+      const known = pieces.get(link);
+      if (known && !known.some(({ place }) => place === piece.place)) known.push(piece);
+      if (link !== current.link) return window.dash_clientside.no_update;
+      if (known.length < current.total && stopped !== link)
+        window.dash_clientside.set_props(`${name}-ask`, { data: `${known.length}#${link}` });
+      return show(link, current.total);
+    },
+    [`${name}Stop`]: (clicks) => {
+      if (clicks) stopped = asked;
+      return !!clicks;
+    },
+  };
 };
-const serving = {
-  startServing: (jobs) => {
-    if (!jobs) return window.dash_clientside.no_update;
-    const { link, total } = JSON.parse(jobs);
-    servingStopped = null;
-    if (!servingPoints.has(link)) servingPoints.set(link, []);
-    const points = servingPoints.get(link);
-    if (points.length) setTimeout(() => window.dash_clientside.set_props("serving-progress", { children: showServing(link, total) }), 0);
-    return points.length < total ? `${points.length}#${link}` : window.dash_clientside.no_update;
-  },
-  collectServing: (got, jobs) => {
-    if (!got || !jobs) return window.dash_clientside.no_update;
-    const { link, ...point } = JSON.parse(got);
-    const current = JSON.parse(jobs);
-    const points = servingPoints.get(link);
-    if (points && !points.some(({ place }) => place === point.place)) points.push(point);
-    if (link !== current.link) return window.dash_clientside.no_update;
-    if (points.length < current.total && servingStopped !== link)
-      window.dash_clientside.set_props("serving-ask", { data: `${points.length}#${link}` });
-    return showServing(link, current.total);
-  },
-  stopServing: (clicks) => {
-    if (clicks) servingStopped = [...servingPoints.keys()].at(-1);
-    return !!clicks;
-  },
-};
+const serving = piecesOf("serving", { redrawnEvery: 5, unit: "points" }); // a curve
+const plan = piecesOf("plan", { redrawnEvery: 4, unit: "searches", hasButton: true });
 
 /* The operator graph: folded blocks, colors, and operators found by a part of their name. */
 const foldsText = ({ model }, folded) => [model, ...folded].join("\n");
@@ -196,6 +207,7 @@ const showNode = (id) => {
 window.dash_clientside = Object.assign({}, window.dash_clientside, {
   llmviewer: {
     ...serving,
+    ...plan,
     ...graph,
     point: (clicked) => selectOperator(clicked && clicked.points[0].customdata),
     row: (clicked) => selectOperator(clicked && clicked.rowId && clicked.rowId.slice(clicked.rowId.indexOf(" ") + 1)),

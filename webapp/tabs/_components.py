@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -11,6 +12,7 @@ from dash import State as Held
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 
+from llmviewer.errors import InputError
 from llmviewer.records import frozen
 from llmviewer.reports.page_figures import PLOTLY_CONFIG, PageFigure
 from llmviewer.reports.parts import Card
@@ -25,6 +27,7 @@ from ..views import overview
 from ..words import page_text
 
 _NUMBERED: Final = re.compile(r"\d+\. ")
+_SEPARATOR: Final = "#"  # between the place of a piece and the link of its state, and between that and pieces
 TAB_KEY_LEAVES_GRID: Final[Any] = {  # Tab leaves a grid, in which arrows go from cell to cell
     name: {"function": "false"} for name in ("tabToNextCell", "tabToNextHeader")
 }
@@ -63,18 +66,26 @@ def figure_panel(name: str, one: PageFigure, **config: Any) -> Component:
 def table(lines: Sequence[Iterable[Any]], className: str = "") -> Component:  # noqa: N803 - as Dash has it
     """A table of a line of column heads and lines of cells; the first cell of a line is its row head."""
     head, *rest = map(tuple, lines)
+    names: list[Any] = [{"data-of": _words(column)} for column in head[1:]]
     return html.Div(
         html.Table([
             html.Thead(html.Tr([html.Th(cell, scope="col") for cell in head])),
             html.Tbody([
                 html.Tr([
                     html.Th(line[0], scope="row"),
-                    *(html.Td(cell, **{"data-of": column}) for column, cell in zip(head[1:], line[1:], strict=True)),
+                    *(html.Td(cell, **name) for name, cell in zip(names, line[1:], strict=True)),
                 ]) for line in rest
             ]),
         ]),
         className=f"scroll {className}".rstrip(), tabIndex=0,
     )  # fmt: skip
+
+
+def _words(part: Any) -> str:
+    """The text of a component, or of a list of components and texts."""
+    if isinstance(part, Component):
+        return _words(getattr(part, "children", ""))
+    return " ".join(map(_words, part)) if isinstance(part, list | tuple) else str(part or "")
 
 
 def report_table(one: Table, class_name: str = "") -> Component:
@@ -162,6 +173,50 @@ def register_clientside(
     """
     function = ClientsideFunction("llmviewer", script) if script.isidentifier() else script
     app.clientside_callback(function, output, *dependencies, prevent_initial_call=not at_start)
+
+
+def register_pieces(
+    app: Dash,
+    name: str,
+    count: Callable[[State], int],
+    compute: Callable[[State, int], dict[str, Any]],
+    *,
+    has_button: bool = False,
+) -> None:
+    """Registers long work that page.js asks for in pieces and collects, so that no request is long.
+
+    count    number of the pieces of a state
+    compute  the piece at a place as JSON
+    has_button  whether a button starts it, in place of each new state
+    """
+    register_clientside(app, f"{name}Start", Output(f"{name}-ask", "data"), Input(f"{name}-jobs", "data"),
+                        *([Input(f"{name}-start", "n_clicks")] if has_button else []), at_start=True)  # fmt: skip
+    register_clientside(app, f"{name}Collect", Output(f"{name}-progress", "children"), Input(f"{name}-got", "data"),
+                        Held(f"{name}-jobs", "data"))  # fmt: skip
+    register_clientside(app, f"{name}Stop", Output(f"{name}-stop", "disabled"), Input(f"{name}-stop", "n_clicks"))
+
+    @app.callback(
+        Output(f"{name}-got", "data"), Input(f"{name}-ask", "data"), Held("files", "data"), prevent_initial_call=True
+    )  # fmt: skip
+    def piece(ask: str | None, files: Any) -> str:
+        place, separator, link = (ask or "").partition(_SEPARATOR)
+        if not separator:
+            raise PreventUpdate
+        state = shown_state(link, files)
+        if not place.isdecimal() or int(place) >= count(state):
+            raise InputError(f"{name}: no such piece; reload the page")
+        return json.dumps({"link": link, **compute(state, int(place))})
+
+
+def collected(points: str | None, link: str) -> str:
+    """The pieces that the browser has collected of a link.
+
+    Raises PreventUpdate if they are of another one.
+    """
+    points_link, _, rows = (points or "").partition(_SEPARATOR)
+    if points_link != link:
+        raise PreventUpdate
+    return rows
 
 
 def cards(card_list: Iterable[Card]) -> Component:

@@ -14,9 +14,7 @@ from typing import Any, Final
 from dash import Dash, Input, Output, dcc, html
 from dash import State as Held
 from dash.development.base_component import Component
-from dash.exceptions import PreventUpdate
 
-from llmviewer.errors import InputError
 from llmviewer.reports.phrases import below
 from llmviewer.reports.serving import REPORT
 from llmviewer.reports.serving_front import LoadPoint, front, front_lines
@@ -24,25 +22,26 @@ from llmviewer.serving.policy import FIRST_COME_FIRST_SERVED
 from llmviewer.units import counted
 
 from .. import traffic
+from ..controls import progress
 from ..errors import error_line
 from ..page_state import shown_state
 from ..results import DeviceResult
 from ..state import State
 from ..views import serving
 from ..words import ORDER_LABELS
+from . import plan
 from ._components import (
     Tab,
+    collected,
     figure_panel,
     panel,
     register_clientside,
+    register_pieces,
     report_parts,
     table,
     with_code,
     with_loading,
 )
-
-_PROGRESS_LABEL: Final[Any] = {"aria-label": "Simulated points"}
-_SEPARATOR: Final = "#"  # between the place of a point and the link of its state, and between that and points
 
 
 def show(results: tuple[DeviceResult, ...], state: State) -> Component:
@@ -54,11 +53,9 @@ def show(results: tuple[DeviceResult, ...], state: State) -> Component:
     jobs = {"link": serving.loads_link(state), "total": len(serving.load_settings(state))}
     return html.Div([
         dcc.Store(id="serving-jobs", data=json.dumps(jobs)), dcc.Store(id="serving-ask"), dcc.Store(id="serving-got"),
-        dcc.Store(id="serving-points"),
+        dcc.Store(id="serving-points"), *plan.places(state),
         html.Div([
-            html.Progress(id="serving-bar", value="0", max="1", **_PROGRESS_LABEL),
-            html.Span(id="serving-progress", className="soft", role="status"),
-            html.Button("Stop", id="serving-stop", type="button", className="quiet"),
+            *progress("serving", "Simulated points"),
         ], className="pins"),
         html.Div(id="serving-result"),
         html.Div([
@@ -136,8 +133,7 @@ def _result(points: Sequence[LoadPoint], reasons: Sequence[str], state: State) -
         html.H3("Pareto front within the targets"),
         table([lines[0], *rows]) if rows
         else html.P("No simulated point is within the targets: raise them, or add devices.", className="alarm"),
-        *([html.P(["Plan servers for the request rate of the last one: ",
-                  html.Code(serving.plan_command(state, best[-1]))], className="soft")]
+        *([html.P(["Plan servers for the ", _planning_link(best[-1], state), " of the last one."], className="soft")]
           if best and state.traffic == "requests" else []),
     ))  # fmt: skip
     if reasons:
@@ -145,6 +141,13 @@ def _result(points: Sequence[LoadPoint], reasons: Sequence[str], state: State) -
             html.Summary(f"{len(reasons)} not possible"), html.Ul([html.Li(one) for one in reasons], className="said"),
         ])))  # fmt: skip
     return parts
+
+
+def _planning_link(one: LoadPoint, state: State) -> Component:
+    """Link to the page that plans servers for the request rate of a point."""
+    rate = float(f"{one.numbers['tokens_per_s'] / state.gen:.3g}")
+    return dcc.Link(f"{rate:g} requests/s", href=replace(state, plan_rate=rate).link or "?",
+                    title="Plan for this rate")  # fmt: skip
 
 
 def _report(state: State, place: int) -> list[Component]:
@@ -161,26 +164,8 @@ def _report(state: State, place: int) -> list[Component]:
 
 def register(app: Dash) -> None:
     """Simulates a point when the browser asks for it, and draws those that it has collected."""
-    register_clientside(
-        app, "startServing", Output("serving-ask", "data"), Input("serving-jobs", "data"), at_start=True
-    )  # fmt: skip
-    register_clientside(
-        app, "collectServing", Output("serving-progress", "children"), Input("serving-got", "data"),
-        Held("serving-jobs", "data"),
-    )  # fmt: skip
-    register_clientside(app, "stopServing", Output("serving-stop", "disabled"), Input("serving-stop", "n_clicks"))
-
-    @app.callback(
-        Output("serving-got", "data"), Input("serving-ask", "data"), Held("files", "data"), prevent_initial_call=True
-    )  # fmt: skip
-    def simulate(ask: str | None, files: Any) -> str:
-        place, separator, link = (ask or "").partition(_SEPARATOR)
-        if not separator:
-            raise PreventUpdate
-        state = shown_state(link, files)
-        if not place.isdecimal() or int(place) >= len(serving.load_settings(state)):
-            raise InputError("serving: no such point; reload the page")
-        return json.dumps({"link": link, **serving.simulated(state, int(place))})
+    plan.register(app)
+    register_pieces(app, "serving", lambda state: len(serving.load_settings(state)), serving.simulated)
 
     @app.callback(
         Output("serving-result", "children"), Input("serving-points", "data"), Held("asked", "data"),
@@ -188,10 +173,7 @@ def register(app: Dash) -> None:
     )  # fmt: skip
     def draw(points: str | None, link: str, files: Any) -> list[Component]:
         state = shown_state(link, files)
-        loads_link, _, rows = (points or "").partition(_SEPARATOR)
-        if loads_link != serving.loads_link(state):
-            raise PreventUpdate  # they are of earlier settings
-        return _result(*serving.loads_of(rows, state), state)
+        return _result(*serving.loads_of(collected(points, serving.loads_link(state)), state), state)
 
     register_clientside(
         app,

@@ -137,19 +137,6 @@ def simulate_command(state: State, one: LoadSetting) -> str:
     return _command(f"llmviewer simulate {shlex.join(words)}", options, state, one, _SIMULATED_FIELDS)
 
 
-def plan_command(state: State, one: LoadPoint) -> str:
-    """The command that plans servers for the request rate of a point, with its inputs, within the same targets."""
-    setting = load_settings(state)[one.place]
-    rate = float(f"{one.numbers['tokens_per_s'] / state.gen:.3g}")
-    options = {
-        "hardware": setting.device.removeprefix(FILE_PREFIX), "rate": rate, "prompt": state.prompt, "gen": state.gen,
-        **{name: f"{state.within}={getattr(state, name) / 1e3:g}" for name in ("ttft", "tpot")},
-    }  # fmt: skip
-    options |= {"disaggregated": True} if "prefill_replicas" in traffic.arguments(state) else {}
-    words = f"llmviewer plan {shlex.quote(state.model.removeprefix(FILE_PREFIX))}"
-    return _command(words, options, state, setting, _PLANNED_FIELDS)
-
-
 def _command(words: str, options: Mapping[str, Any], state: State, one: LoadSetting, names: Sequence[str]) -> str:
     """A command with options, and those of the setting of a load that it takes."""
     defaults, side = State(), load_state(state, one)

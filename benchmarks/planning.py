@@ -25,9 +25,9 @@ _DEVICES = (
     "a10", "a100-sxm-80gb", "b200", "gaudi-3", "gb200", "h100-sxm", "h20-sxm", "h200-sxm", "l4", "l40s", "mi300x",
     "mi325x", "rtx-3090", "rtx-4090", "rtx-5090", "rtx-a6000", "tpu-v5e", "tpu-v6e", "trainium1", "trainium2",
 )  # fmt: skip
-_PLAN_LIMITS_S = {"llama-3.1-70b": 5.0, "deepseek-v3": 13.0}
+_PLAN_LIMITS_S = {"llama-3.1-70b": 3.9, "deepseek-v3": 5.9}
 _DISAGGREGATED_MODEL, _DISAGGREGATED_LIMIT_S = "llama-3.1-70b", 6.5
-_CHOICE_LIMITS_S = {"deepseek-v3": 0.9, "llama-3.1-8b": 3.2}
+_CHOICE_LIMITS_S = {"deepseek-v3": 0.9, "llama-3.1-8b": 3.0}
 _ADVICE_MODEL, _ADVICE_LIMIT_S = "llama-3.1-8b", 2.0
 _TOLERANCE = 2.0  # factor on the limits
 

@@ -43,8 +43,8 @@ START_LIMITS = {  # times importing numpy; in six runs 0.54-0.56, 0.70-0.73, 0.6
     "--help": 0.65,
     "models": 0.9,
     "hardware": 0.9,
-    "analyze": 3.1,
-    "analyze DeepSeek-V3": 4.2,
+    "analyze": 3.05,
+    "analyze DeepSeek-V3": 4.1,
 }
 EXTRACT_LIMIT = 0.5  # times importing numpy, for the slowest model: Kimi K3, few of whose 93 layers are alike
 AGAIN_LIMIT = 0.8  # times an analysis whose graphs are new

@@ -132,7 +132,7 @@ class Library:
         if key not in self._implementations:
             implementation, several = kernel.implementation, kernel.family not in LIBRARY_INDEPENDENT
             on_device = self._on_device_by_family.get(kernel.family, ())
-            alike = [fit for fit in on_device if _same_work(fit, kernel, plain=plain)]
+            alike = [fit for fit in on_device if _same_work(fit, kernel.family, implementation, plain=plain)]
             mine = [fit for fit in alike if fit.implementation.library == implementation.library]
             implementations: tuple[Implementation, ...] = ()
             if several and not mine:
@@ -187,8 +187,8 @@ class Library:
         device, implementation = self.device, kernel.implementation
         if isinstance(device, str) or not implementation.library:
             return ()
-        like = replace(kernel, implementation=replace(implementation, dtype=dtype))
-        alike = [fit for fit in self.fits_by_family.get(kernel.family, ()) if _same_work(fit, like, plain=plain)]
+        fits = self.fits_by_family.get(kernel.family, FitGroup())
+        alike = _of_same_work(fits, kernel.family, replace(implementation, dtype=dtype), plain=plain)
         mine = [fit for fit in alike if fit.implementation.library == implementation.library]
         others = [fit for fit in alike if fit.implementation.library != implementation.library and self._stands_in(fit)]
         near = fits_on_nearest_devices(mine if same_library else [*mine, *others], device)
@@ -237,15 +237,21 @@ def key_of(fit: KernelFit) -> tuple[str, str, Implementation]:
     return fit.device, fit.family, fit.implementation
 
 
-def _same_work(fit: KernelFit, kernel: LibraryKernel, *, plain: bool) -> bool:
-    """Whether a fit is of the kernel's family, data types (or types of equal cost) and kind of operation."""
+@lru_cache(maxsize=1024)
+def _of_same_work(fits: FitGroup, family: str, query: Implementation, *, plain: bool) -> tuple[KernelFit, ...]:
+    """The fits of the same work, on all devices."""
+    return tuple(fit for fit in fits if _same_work(fit, family, query, plain=plain))
+
+
+def _same_work(fit: KernelFit, family: str, query: Implementation, *, plain: bool) -> bool:
+    """Whether a fit is of a family, of the data types of a query (or types of equal cost) and its kind of operation."""
     implementation = fit.implementation
-    if fit.family != kernel.family or not has_equal_cost_types(fit, kernel.implementation):
+    if fit.family != family or not has_equal_cost_types(fit, query):
         return False
     if fit.family == "moe":
         if not plain:
             return not implementation.kernel.endswith("nongated")
         return implementation.kernel.endswith("nongated") or fit.sizes.get("gated", (1.0, 1.0))[0] == 0
     if fit.family.startswith("attention") and not FAMILIES[fit.family].names_operations:
-        return implementation.attention_kind == kernel.implementation.attention_kind
-    return implementation.operation == kernel.implementation.operation
+        return implementation.attention_kind == query.attention_kind
+    return implementation.operation == query.operation

@@ -24,6 +24,7 @@ class Reading(NamedTuple):
     prompts: Column
 
 
+@np.errstate(divide="ignore", invalid="ignore")
 def reading(rate: Column, single_s: Column, each_s: Column, step: Column, most: Column | float) -> Reading:
     """Steps as a Markov chain: a step prefills the prompts that arrived during the step before.
 
@@ -40,8 +41,8 @@ def reading(rate: Column, single_s: Column, each_s: Column, step: Column, most: 
     for _ in range(_ITERATIONS):
         prefill_fraction = comes / (comes + np.exp(-rate * read))
         round_s = prefill_fraction * read + (1 - prefill_fraction) * step  # mean of all steps
-        arrived = np.divide(rate * round_s, prefill_fraction, out=np.ones(shape), where=prefill_fraction > 0)
-        prompts = np.clip(arrived, 1, most)
+        arrived = rate * round_s / prefill_fraction  # not a number where none comes
+        prompts = np.minimum(np.fmax(arrived, 1), most)
         read = single_s + more_s * (prompts - 1)
     return Reading(read, prompts)
 

@@ -63,6 +63,7 @@ def test_collected_results_are_drawn_and_damaged_ones_refused(rows):
         "3",
         '[{"place": 0}]',
         '[{"place": 999, "reason": "x"}]',
+        '[{"place": 1e400, "reason": "x"}]',
         '[{"place": 0, "reason": "", "bound": 3}]',
     ):
         with pytest.raises(InputError, match="are damaged; reload the page"):
@@ -269,7 +270,7 @@ def test_plans_name_what_is_impossible_and_damaged_ones_are_refused(searched):
         "3",
         '[{"place": 0}]',
         '[{"place": 0, "reason": "", "numbers": {}}]',
-        '[{"place": 9, "reason": ""}]',
+        '[{"place": 1e400, "reason": ""}]',
     ):
         with pytest.raises(InputError, match="plan: the results are damaged; reload the page"):
             plan.plans_of(damaged, PLANNED)

@@ -181,7 +181,7 @@ def plans_of(text: str | None, state: State) -> Plans:
         found = sorted((_found(row, places[place], state) for place, row in rows.items() if not row["reason"]),
                        key=lambda one: one.order)  # fmt: skip
         reasons = {places[place].device: str(row["reason"])[:300] for place, row in rows.items() if row["reason"]}
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError):
         raise InputError("plan: the results are damaged; reload the page") from None
     lowest = {one.device: one for one in reversed(found)}
     by_price = sorted(lowest.values(), key=lambda one: one.order)

@@ -205,7 +205,7 @@ def loads_of(text: str | None, state: State) -> tuple[list[LoadPoint], list[str]
         settings = load_settings(state)
         kind = "" if state.traffic == "requests" else state.traffic.removesuffix("s")
         return _points(rows[:_MAX_POINTS], settings, kind), _reasons(rows[:_MAX_POINTS], settings)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError):
         raise InputError("serving: the points are damaged; reload the page") from None
 
 

@@ -107,9 +107,17 @@ def _code(family: str) -> str:
 
 
 def _statements(text: str) -> str:
-    """Code without comments and docstrings."""
+    """Code without comments and docstrings, and without flags of families, which only transfers to others read."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Pass()]
+        if isinstance(node, ast.ClassDef):
+            node.body = [statement for statement in node.body if not _is_flag(statement)] or [ast.Pass()]
     return ast.unparse(tree)
+
+
+def _is_flag(statement: ast.stmt) -> bool:
+    """Whether a statement only gives a name True or False."""
+    is_assignment = isinstance(statement, ast.Assign | ast.AnnAssign)
+    return is_assignment and isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, bool)

@@ -250,8 +250,8 @@ def _write_fits(
         for fit, digest in zip(earlier, digests, strict=True)
     ]
     missing = [place for place, fit in enumerate(fits) if not fit]
-    again = pool.imap(_fitted_again, [(usable[place], earlier[place]) for place in missing])
-    for place, fitted in zip(missing, again, strict=True):
+    new_fits = pool.imap(_fitted_again, [(usable[place], earlier[place]) for place in missing])
+    for place, fitted in zip(missing, new_fits, strict=True):
         fits[place] = fitted
         print(f"fits: {place + 1} of {len(fits)}", file=sys.stderr, flush=True)
     found = list(map(_with_borrowed_error, filter(None, fits)))
@@ -278,10 +278,10 @@ def _fitted_again(work: tuple[MeasuredRows, KernelFit | None]) -> KernelFit | No
         return fit
     validated = cross_validate(rows, variants=(earlier.variant,), bends=earlier.trend is not None)
     assert validated is not None
-    kept = replace(
+    kept_fit = replace(
         validated.kernel_fit, parameters=earlier.parameters, trend=earlier.trend, fit_mape=_error(rows, earlier)
     )
-    return fit if _loss(fit) < CLEARLY_BETTER * _loss(kept) else kept
+    return fit if _loss(fit) < CLEARLY_BETTER * _loss(kept_fit) else kept_fit
 
 
 def _has_parameters(fit: KernelFit, family: Family) -> bool:

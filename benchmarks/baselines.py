@@ -151,7 +151,7 @@ class _Without:
 
 
 def earned(rows: MeasuredRows, fit: KernelFit) -> dict[str, float]:
-    """How much the held-out error of a stack grows with each parameter at its default instead of fitted."""
+    """Growth of the held-out error of a stack with each parameter at its default instead of fitted."""
     with_all = ours_held_out(rows, fit)
     return {
         one.name: ours_held_out(replace(rows, family=_Without(rows.family, one)), fit) - with_all  # type: ignore[arg-type]

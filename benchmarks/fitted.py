@@ -28,6 +28,7 @@ from llmviewer.expectation.rows import MeasuredRows
 REFIT_OPTION = "--refit"  # option: nothing of earlier runs is used
 PATH = Path(__file__).with_name("fitted.json")
 _EXPECTATION = Path(calibrate.__file__).parent
+_SHARED = ("base", "_cuts", "_routing")  # modules that several families share
 _FITTING = ("calibrate.py", "fitting.py", "trend.py", "residual.py", "formats.py")  # what every fit follows from
 _ERRORS = ("error_of", "coverage_quantile", "_distance", "_widened", "_log_half_widths", "_percentiles")
 
@@ -100,21 +101,25 @@ def _device(device: Device) -> tuple[str, ...]:
 def _code(family: str) -> str:
     """Digest of the code of fits and of a family, whose file this is."""
     paths = [_EXPECTATION / name for name in _FITTING]
-    paths += [Path(family), *sorted(Path(family).parent.glob("_[a-z]*.py"))]
+    paths += [Path(family), *(path for path in sorted(Path(family).parent.glob("*.py")) if path.stem in _SHARED)]
     texts = [path.read_text(encoding="utf-8") for path in paths]
     texts += [inspect.getsource(getattr(profile, name)) for name in _ERRORS]
     return hashlib.sha256("\n".join(map(_statements, texts)).encode()).hexdigest()
 
 
 def _statements(text: str) -> str:
-    """Code without comments and docstrings, and without flags of families, which only transfers to others read."""
+    """Code without comments, docstrings and imports, and without flags of families, which only transfers read."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Pass()]
-        if isinstance(node, ast.ClassDef):
-            node.body = [statement for statement in node.body if not _is_flag(statement)] or [ast.Pass()]
+        if isinstance(node, ast.Module | ast.ClassDef):
+            node.body = [one for one in node.body if not (_is_flag(one) or _is_import(one))] or [ast.Pass()]
     return ast.unparse(tree)
+
+
+def _is_import(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Import | ast.ImportFrom)
 
 
 def _is_flag(statement: ast.stmt) -> bool:

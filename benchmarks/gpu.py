@@ -88,7 +88,10 @@ _LARGER = {  # tiles of full size whose loops go round their stages more than on
         case("bf16", B=1, heads=64, dim=128, kv=200000, page=64, chosen=2048),
     ],
     "mamba2_scan": [case("bf16", B=2, T=700, heads=16, dim=80, state=128, groups=2)],
-    "gated_delta_scan": [case("bf16", B=2, T=700, heads=8, key_heads=4, key_dim=128, dim=128)],
+    "gated_delta_scan": [
+        case("bf16", B=2, T=700, heads=8, key_heads=4, key_dim=128, dim=128),
+        case("bf16", B=2, T=700, heads=8, key_heads=8, key_dim=128, dim=128, channels=1),
+    ],
     "gemm_w4a16": [case("bf16", M=600, N=4104, K=1152, group=128, dequantized=1)],
     "gemm_w8a16": [case("bf16", M=600, N=4104, K=1152, dequantized=1)],
     "gemm_mxfp4": [case("bf16", M=600, N=4104, K=1152, dequantized=1)],

@@ -1,11 +1,14 @@
 """S = decay S; S = S + k (outer) beta (v - k S); o = q S, of each value head, over the tokens of prompts.
 
 The chunked form of the gated delta rule (arXiv:2412.06464, section 3.3; the WY representation of arXiv:2406.06484,
-section 3.2), in two launches. With A[t, s] = beta[t] (k[t] . k[s]) decay(s..t) for s < t, a chunk's corrections are
-(I + A)^-1 beta (V - decay K S): the first launch, a program per chunk and head, inverts I + A and writes W = (I + A)^-1
-beta decay K and U = (I + A)^-1 beta V; the second, a program per columns of a head's S, goes from chunk to chunk with
-U - W S, while S stays in registers, in fp32. q and k are normalized to length 1 inside, q scaled by 1 / sqrt(dim)
-besides; neighbouring value heads share those of a key head. The state may be written where it was read.
+section 3.2), also with a decay of each channel of a key, as Kimi delta attention has it (arXiv:2510.26692, section 3).
+With A[t, s] = beta[t] (k[t] . k[s]), whose channels decay from s to t > s, the corrections of a chunk are
+(I + A)^-1 beta (V - decay K S). The first launch, a program per chunk and head, inverts I + A and writes all that does
+not depend on S: W = (I + A)^-1 beta decay K, U = (I + A)^-1 beta V, decayed queries and keys, and their products. The
+second, a program per columns of a head's S, goes from chunk to chunk with U - W S, while S stays in registers, in fp32.
+Each chunk waits for the one before it, so this loop has as few instructions as can be. q and k are normalized to length
+1 inside, q scaled by 1 / sqrt(dim) besides; neighbouring value heads share those of a key head. The state may be
+written where it was read.
 """
 
 from __future__ import annotations
@@ -29,13 +32,6 @@ def _unit_rows(x, epsilon):
     """Rows of x at length 1, in fp32."""
     x = x.to(tl.float32)
     return x / tl.sqrt(tl.sum(x * x, 1) + epsilon)[:, None]
-
-
-@triton.jit
-def _log_decays(decay_at, valid, rate, bias):
-    """Logarithms of the decays of a chunk's tokens; 0 past the end."""
-    decay = tl.load(decay_at, valid, 0.0).to(tl.float32)
-    return tl.where(valid, -rate * softplus(decay + bias), 0.0)
 
 
 @triton.jit
@@ -63,11 +59,36 @@ def _inverse(a, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _chunk_corrections(
-    qkv_ptr, beta_ptr, decay_ptr, a_ptr, bias_ptr, w_ptr, u_ptr, num_tokens, key_heads, heads, key_dim, dim, epsilon,
-    CHUNK: tl.constexpr, KEY_DIM: tl.constexpr, DIM: tl.constexpr, PRECISION: tl.constexpr,
+def _decayed_products(
+    q, k, sums, DTYPE: tl.constexpr, CHUNK: tl.constexpr, KEY_DIM: tl.constexpr, PRECISION: tl.constexpr
+):
+    """q[t] . k[s] and k[t] . k[s] for s < t, [t, s], each channel of which decays from s to t.
+
+    sums  [CHUNK, KEY_DIM]: running sums of the logarithms of decays, which do not grow
+
+    exp(sums[t] - sums[s]) is a product of exp(sums[t] - sums[m]) and exp(sums[m] - sums[s]), which stay in the range
+    of floats only if the token m is not before s and not after t. Of pairs whose numbers differ in a bit and agree in
+    all above, m is the last token without it. So each of five bits takes products of a whole chunk, of which it keeps
+    its pairs.
+    """
+    t, s = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
+    of_queries, of_keys = tl.zeros((CHUNK, CHUNK), dtype=tl.float32), tl.zeros((CHUNK, CHUNK), dtype=tl.float32)
+    for bit in range(5):
+        middle = tl.gather(sums, tl.broadcast_to((((t >> bit) | 1) << bit) - 1, (CHUNK, KEY_DIM)), 0)
+        decay = tl.exp(-tl.abs(sums - middle))
+        decayed_k, own = (k * decay).to(DTYPE), (s < t) & ((t ^ s) >> bit == 1)
+        of_queries += tl.where(own, tl.dot((q * decay).to(DTYPE), decayed_k.T, input_precision=PRECISION), 0.0)
+        of_keys += tl.where(own, tl.dot(decayed_k, decayed_k.T, input_precision=PRECISION), 0.0)
+    return of_queries, of_keys
+
+
+@triton.jit
+def _chunk_products(
+    qkv_ptr, beta_ptr, decay_ptr, a_ptr, bias_ptr, q_ptr, k_ptr, w_ptr, u_ptr, pair_ptr, total_ptr,
+    num_tokens, key_heads, heads, key_dim, dim, scale, epsilon,
+    CHANNELS: tl.constexpr, CHUNK: tl.constexpr, KEY_DIM: tl.constexpr, DIM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """W and U of one chunk of a head."""
+    """All of a chunk of a head that does not depend on its state; zeros for tokens past the end."""
     head, sequence = tl.program_id(1), tl.program_id(2)
     first, token = tl.program_id(0) * CHUNK, tl.arange(0, CHUNK)
     valid = first + token < num_tokens
@@ -76,36 +97,50 @@ def _chunk_corrections(
     key_width = key_heads * key_dim
     width = 2 * key_width + heads * dim
     k_mask, v_mask = valid[:, None] & (keys[None, :] < key_dim), valid[:, None] & (values[None, :] < dim)
-    k_at = qkv_ptr + row * width + key_width + head // (heads // key_heads) * key_dim
-    k = tl.load(k_at + (token[:, None] * width + keys[None, :]), k_mask, 0.0)
-    v_at = qkv_ptr + row * width + 2 * key_width + head * dim
-    v = tl.load(v_at + (token[:, None] * width + values[None, :]), v_mask, 0.0)
+    q_at = qkv_ptr + row * width + head // (heads // key_heads) * key_dim + (token[:, None] * width + keys[None, :])
+    DTYPE: tl.constexpr = qkv_ptr.dtype.element_ty
+    q = _unit_rows(tl.load(q_at, k_mask, 0.0), epsilon) * scale
+    k = _unit_rows(tl.load(q_at + key_width, k_mask, 0.0), epsilon)
     rate = tl.exp(tl.load(a_ptr + head).to(tl.float32))
-    bias = tl.load(bias_ptr + head).to(tl.float32)
     scalars = row * heads + head + token * heads
-    logs = _log_decays(decay_ptr + scalars, valid, rate, bias)
     beta = tl.load(beta_ptr + scalars, valid, 0.0).to(tl.float32)
     beta = tl.where(valid, 1 / (1 + tl.exp(-beta)), 0.0)
-    unit = _unit_rows(k, epsilon)
-    rounded = unit.to(k.dtype)
-    sums = running_sums(logs, CHUNK)
-    pairs = tl.dot(rounded, rounded.T, input_precision=PRECISION) * decays(sums, CHUNK) * beta[:, None]
-    earlier = tl.arange(0, CHUNK)[None, :] < tl.arange(0, CHUNK)[:, None]
-    inverse = _inverse(tl.where(earlier, pairs, 0.0), CHUNK, PRECISION).to(k.dtype)
-    decayed = (unit * (beta * tl.exp(sums))[:, None]).to(k.dtype)
-    w = tl.dot(inverse, decayed, input_precision=PRECISION)
-    u = tl.dot(inverse, (v.to(tl.float32) * beta[:, None]).to(k.dtype), input_precision=PRECISION)
-    w_at = w_ptr + (row * heads + head) * key_dim + (token[:, None] * heads * key_dim + keys[None, :])
-    u_at = u_ptr + (row * heads + head) * dim + (token[:, None] * heads * dim + values[None, :])
-    tl.store(w_at, w.to(w_ptr.dtype.element_ty), k_mask)
-    tl.store(u_at, u.to(u_ptr.dtype.element_ty), v_mask)
+    earlier = token[None, :] < token[:, None]
+    if CHANNELS:
+        decay_at = decay_ptr + (row * heads + head) * key_dim + (token[:, None] * heads * key_dim + keys[None, :])
+        decay = tl.load(decay_at, k_mask, 0.0).to(tl.float32)
+        decay += tl.load(bias_ptr + head * key_dim + keys, keys < key_dim, 0.0).to(tl.float32)[None, :]
+        logs = tl.where(k_mask, -rate * softplus(decay), 0.0)
+        sums, total = tl.cumsum(logs, 0), tl.sum(logs, 0)
+        weights, pairs = _decayed_products(q, k, sums, DTYPE, CHUNK, KEY_DIM, PRECISION)
+        weights += tl.where(token[None, :] == token[:, None], tl.sum(q * k, 1)[:, None], 0.0)
+    else:
+        decay = tl.load(decay_ptr + scalars, valid, 0.0).to(tl.float32) + tl.load(bias_ptr + head).to(tl.float32)
+        logs = tl.where(valid, -rate * softplus(decay), 0.0)
+        of_pairs, rounded = decays(running_sums(logs, CHUNK), CHUNK), k.to(DTYPE)
+        weights = tl.dot(q.to(DTYPE), rounded.T, input_precision=PRECISION) * of_pairs
+        pairs = tl.where(earlier, tl.dot(rounded, rounded.T, input_precision=PRECISION) * of_pairs, 0.0)
+        sums = running_sums(logs, CHUNK)[:, None]
+        total = tl.zeros((KEY_DIM,), dtype=tl.float32) + tl.sum(logs, 0)
+    chunk = (sequence * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * heads + head
+    key_at = chunk * CHUNK * KEY_DIM + token[:, None] * KEY_DIM + keys[None, :]
+    tl.store(q_ptr + key_at, (q * tl.exp(sums)).to(DTYPE))
+    tl.store(k_ptr + key_at, (k * tl.exp(total[None, :] - sums)).to(DTYPE))
+    tl.store(total_ptr + chunk * KEY_DIM + keys, tl.exp(total))
+    tl.store(pair_ptr + chunk * CHUNK * CHUNK + token[:, None] * CHUNK + token[None, :], weights.to(DTYPE))
+    inverse = _inverse(pairs * beta[:, None], CHUNK, PRECISION).to(DTYPE)
+    decayed = (k * tl.exp(sums) * beta[:, None]).to(DTYPE)
+    tl.store(w_ptr + key_at, tl.dot(inverse, decayed, input_precision=PRECISION).to(DTYPE))
+    v_at = qkv_ptr + row * width + 2 * key_width + head * dim + (token[:, None] * width + values[None, :])
+    v = tl.load(v_at, v_mask, 0.0).to(tl.float32)
+    u = tl.dot(inverse, (v * beta[:, None]).to(DTYPE), input_precision=PRECISION)
+    tl.store(u_ptr + chunk * CHUNK * DIM + token[:, None] * DIM + values[None, :], u.to(DTYPE))
 
 
 @triton.jit
 def _gated_delta_scan(
-    qkv_ptr, decay_ptr, state_ptr, a_ptr, bias_ptr, w_ptr, u_ptr, o_ptr, into_ptr,
-    num_tokens, key_heads, heads, key_dim, dim, scale, epsilon,
-    CHUNK: tl.constexpr, KEY_DIM: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr,
+    q_ptr, k_ptr, w_ptr, u_ptr, pair_ptr, total_ptr, state_ptr, o_ptr, into_ptr, num_tokens, heads, key_dim, dim,
+    CHUNK: tl.constexpr, KEY_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     head, sequence = tl.program_id(1), tl.program_id(2)
     keys, values = tl.arange(0, KEY_DIM), tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -113,33 +148,28 @@ def _gated_delta_scan(
     state_at = keys[:, None] * dim + values[None, :]
     state_mask = (keys[:, None] < key_dim) & (values[None, :] < dim)
     state = tl.load(state_ptr + state_base + state_at, state_mask, 0.0)
-    key_width = key_heads * key_dim
-    rate = tl.exp(tl.load(a_ptr + head).to(tl.float32))
-    bias = tl.load(bias_ptr + head).to(tl.float32)
-    width, token = 2 * key_width + heads * dim, tl.arange(0, CHUNK)
-    for first in range(0, num_tokens, CHUNK):
-        valid = first + token < num_tokens
-        row = (sequence * num_tokens + first).to(tl.int64)
-        k_mask, v_mask = valid[:, None] & (keys[None, :] < key_dim), valid[:, None] & (values[None, :] < dim)
-        q_at = qkv_ptr + row * width + head // (heads // key_heads) * key_dim
-        q = tl.load(q_at + (token[:, None] * width + keys[None, :]), k_mask, 0.0)
-        q = (_unit_rows(q, epsilon) * scale).to(q.dtype)
-        k = tl.load(q_at + key_width + (token[:, None] * width + keys[None, :]), k_mask, 0.0)
-        k = _unit_rows(k, epsilon).to(q.dtype)
-        w_at = w_ptr + (row * heads + head) * key_dim
-        w = tl.load(w_at + (token[:, None] * heads * key_dim + keys[None, :]), k_mask, 0.0)
-        value_at = (row * heads + head) * dim + (token[:, None] * heads * dim + values[None, :])
-        u = tl.load(u_ptr + value_at, v_mask, 0.0)
-        logs = _log_decays(decay_ptr + row * heads + head + token * heads, valid, rate, bias)
-        sums, total = running_sums(logs, CHUNK), tl.sum(logs, 0)
-        rounded = state.to(q.dtype)
-        corrections = u - tl.dot(w, rounded, input_precision=PRECISION)
-        weights = (tl.dot(q, k.T, input_precision=PRECISION) * decays(sums, CHUNK)).to(q.dtype)
-        o = tl.exp(sums)[:, None] * tl.dot(q, rounded, input_precision=PRECISION)
-        o += tl.dot(weights, corrections.to(q.dtype), input_precision=PRECISION)
-        tl.store(o_ptr + value_at, o.to(o_ptr.dtype.element_ty), v_mask)
-        decayed = (corrections * tl.exp(total - sums)[:, None]).to(q.dtype)
-        state = state * tl.exp(total) + tl.dot(k.T, decayed, input_precision=PRECISION)
+    token = tl.arange(0, CHUNK)
+    key_at, value_at = token[:, None] * KEY_DIM + keys[None, :], token[:, None] * DIM + values[None, :]
+    pair_at = token[:, None] * CHUNK + token[None, :]
+    chunks = tl.cdiv(num_tokens, CHUNK)
+    for number in range(chunks):
+        chunk = (sequence * chunks + number).to(tl.int64) * heads + head
+        of_keys = chunk * CHUNK * KEY_DIM
+        w, q, k = (
+            tl.load(w_ptr + of_keys + key_at),
+            tl.load(q_ptr + of_keys + key_at),
+            tl.load(k_ptr + of_keys + key_at),
+        )
+        u, pairs = tl.load(u_ptr + chunk * CHUNK * DIM + value_at), tl.load(pair_ptr + chunk * CHUNK * CHUNK + pair_at)
+        total = tl.load(total_ptr + chunk * KEY_DIM + keys)
+        rounded = state.to(w.dtype)
+        corrections = (u - tl.dot(w, rounded, input_precision=PRECISION)).to(w.dtype)
+        state = state * total[:, None] + tl.dot(k.T, corrections, input_precision=PRECISION)
+        o = tl.dot(q, rounded, input_precision=PRECISION)
+        o += tl.dot(pairs, corrections, input_precision=PRECISION)
+        o_at = o_ptr + ((sequence * num_tokens + number * CHUNK).to(tl.int64) * heads + head) * dim
+        mask = (number * CHUNK + token < num_tokens)[:, None] & (values[None, :] < dim)
+        tl.store(o_at + (token[:, None] * heads * dim + values[None, :]), o.to(o_ptr.dtype.element_ty), mask)
     tl.store(into_ptr + state_base + state_at, state, state_mask)
 
 
@@ -155,36 +185,49 @@ def plan(
     into: torch.Tensor | None = None,
     tile: ScanTiling | None = None,
 ) -> LaunchPlan:
-    """qkv[sequences, tokens, 2 key_heads key_dim + heads dim], what the convolution makes; beta and decay[sequences,
-    tokens, heads] before their functions; state[sequences, heads, key_dim, dim] in fp32; a_log and bias[heads];
-    o[sequences, tokens, heads dim]. The new state goes `into` a tensor of its own or a given one.
+    """qkv[sequences, tokens, 2 key_heads key_dim + heads dim], what the convolution makes; beta[sequences, tokens,
+    heads] and decay[sequences, tokens, heads] or [sequences, tokens, heads key_dim] before their functions;
+    state[sequences, heads, key_dim, dim] in fp32; a_log[heads], bias like a row of decay; o[sequences, tokens, heads
+    dim]. The new state goes `into` a tensor of its own or a given one.
     """
-    (sequences, heads, key_dim, dim), num_tokens = state.shape, qkv.shape[1]
-    o = poisoned(sequences, num_tokens, heads * dim, dtype=qkv.dtype, device=qkv.device)
+    (sequences, heads, key_dim, dim), num_tokens, dtype = state.shape, qkv.shape[1], qkv.dtype
+    o = poisoned(sequences, num_tokens, heads * dim, dtype=dtype, device=qkv.device)
     into = poisoned(*state.shape, dtype=state.dtype, device=qkv.device) if into is None else into
-    w, u = (poisoned(sequences, num_tokens, heads, n, dtype=qkv.dtype, device=qkv.device) for n in (key_dim, dim))
-    tile = tile or tiling(target, dim, heads * sequences)
-    common = {
-        "qkv_ptr": qkv, "decay_ptr": decay, "a_ptr": a_log, "bias_ptr": bias, "w_ptr": w, "u_ptr": u,
-        "num_tokens": num_tokens, "key_heads": key_heads, "heads": heads, "key_dim": key_dim, "dim": dim,
-        "epsilon": NORM_EPSILON, "CHUNK": CHUNK, "KEY_DIM": max(pow2(key_dim), 16), "PRECISION": "tf32x3",
-    }  # fmt: skip
-    corrections = Launch(
-        function=_chunk_corrections,
-        grid=(cdiv(num_tokens, CHUNK), heads, sequences),
-        arguments=common | {"beta_ptr": beta, "DIM": max(pow2(dim), 16)},
-        num_warps=4,
+    tile, padded_keys, padded_dim = (
+        tile or tiling(target, dim, heads * sequences),
+        max(pow2(key_dim), 16),
+        max(pow2(dim), 16),
     )
+    chunks = cdiv(num_tokens, CHUNK)
+    of_chunks = (sequences, chunks, heads)
+    q, k, w, u, pairs = (
+        poisoned(*of_chunks, CHUNK, width, dtype=dtype, device=qkv.device)
+        for width in (padded_keys, padded_keys, padded_keys, padded_dim, CHUNK)
+    )
+    total = poisoned(*of_chunks, padded_keys, dtype=torch.float32, device=qkv.device)
+    common = {
+        "q_ptr": q, "k_ptr": k, "w_ptr": w, "u_ptr": u, "pair_ptr": pairs, "total_ptr": total,
+        "num_tokens": num_tokens, "heads": heads, "key_dim": key_dim, "dim": dim,
+        "CHUNK": CHUNK, "KEY_DIM": padded_keys, "DIM": padded_dim, "PRECISION": "tf32x3",
+    }  # fmt: skip
+    products = Launch(
+        function=_chunk_products,
+        grid=(chunks, heads, sequences),
+        arguments=common | {
+            "qkv_ptr": qkv, "beta_ptr": beta, "decay_ptr": decay, "a_ptr": a_log, "bias_ptr": bias,
+            "key_heads": key_heads, "scale": key_dim**-0.5, "epsilon": NORM_EPSILON,
+            "CHANNELS": bias.numel() > heads,
+        },
+        num_warps=8 if bias.numel() > heads else 4,  # 4 warps spill the decays of channels on Hopper
+    )  # fmt: skip
     scan = Launch(
         function=_gated_delta_scan,
         grid=(cdiv(dim, tile.channels), heads, sequences),
-        arguments=common | {
-            "state_ptr": state, "o_ptr": o, "into_ptr": into, "scale": key_dim**-0.5, "BLOCK_V": tile.channels,
-        },
+        arguments=common | {"state_ptr": state, "o_ptr": o, "into_ptr": into, "BLOCK_V": tile.channels},
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-    )  # fmt: skip
-    return LaunchPlan(launches=(corrections, scan), outputs=(o, into))
+    )
+    return LaunchPlan(launches=(products, scan), outputs=(o, into))
 
 
 def reference(
@@ -207,13 +250,14 @@ def reference(
 def _make(case: Case, device: str, seed: int) -> Inputs:
     random, dtype, batch, tokens = Random(device, seed), case.torch_dtype, case["B"], case["T"]
     heads, key_heads, key_dim, dim = (case[name] for name in ("heads", "key_heads", "key_dim", "dim"))
+    decays = heads * (key_dim if case.get("channels") else 1)
     return {
         "qkv": random.normal(batch, tokens, 2 * key_heads * key_dim + heads * dim, dtype=dtype),
         "beta": random.normal(batch, tokens, heads, dtype=dtype),
-        "decay": random.normal(batch, tokens, heads, dtype=dtype),
+        "decay": random.normal(batch, tokens, decays, dtype=dtype),
         "state": random.normal(batch, heads, key_dim, dim, dtype=torch.float32),
         "a_log": random.uniform(heads, low=-4, high=0).to(dtype),
-        "bias": random.normal(heads, dtype=dtype),
+        "bias": random.normal(decays, dtype=dtype),
         "key_heads": key_heads,
     }
 
@@ -226,10 +270,13 @@ KERNELS = (
             case("fp32", B=1, T=33, heads=3, key_heads=3, key_dim=20, dim=20),
             case("fp16", B=1, T=64, heads=2, key_heads=1, key_dim=128, dim=128),
             case("fp16", B=2, T=3, heads=2, key_heads=2, key_dim=16, dim=16),
+            case("fp16", B=1, T=70, heads=2, key_heads=2, key_dim=32, dim=32, channels=1),
+            case("fp32", B=2, T=37, heads=2, key_heads=2, key_dim=20, dim=20, channels=1),
         ),
         full_size=(
             case("bf16", B=1, T=8192, heads=32, key_heads=16, key_dim=128, dim=128),
             case("bf16", B=8, T=1024, heads=32, key_heads=16, key_dim=128, dim=128),
+            case("bf16", B=1, T=8192, heads=32, key_heads=32, key_dim=128, dim=128, channels=1),
         ),
         make=_make, plan=plan, reference=reference,
         # W, U, corrections, weights and the state that tokens read are rounded to 16 bits.

@@ -196,6 +196,17 @@ COUNTS = [
         case("fp16", **_DELTA | {"B": 2}, T=3),
         [(_DELTA_SCAN, 2 * (3 * 2 * (2 * 2 * 8 + 4 * 16 + 4 + 4 + 4 * 16) + 2 * 4 * 4 * 8 * 16) + 2 * 2 * 4)],
     ),
+    # a decay and a bias of each channel
+    (
+        "gated_delta_scan",
+        case("fp16", **_CHANNELS | {"B": 2}, T=3),
+        [
+            (
+                2 * 4 * (6 * (6 * 8 + 4 * 8) + 3 * 6 * 8 * 8),
+                2 * (3 * 2 * (3 * 32 + 4 + 32 + 32) + 2 * 4 * 4 * 8 * 8) + 2 * (4 + 32),
+            )
+        ],
+    ),
     # a comparison each; 8 OPs each, and a temperature, k, p and u for each row; a token of 4 bytes
     ("argmax", case("bf16", rows=3, vocab=10), [(30, 2 * 30 + 4 * 3)]),
     ("sample", case("bf16", rows=3, vocab=10, k=2, percent=90), [(8 * 30, 2 * 30 + 4 * 4 * 3 + 4 * 3)]),

@@ -15,6 +15,7 @@ DELTA = {"B": 1, "heads": 2, "key_heads": 1, "key_dim": 16, "dim": 32}
 ODD = [
     ("mamba2_scan", case("fp32", B=2, T=75, heads=2, dim=16, state=16, groups=1)),
     ("gated_delta_scan", case("fp32", T=75, **DELTA)),
+    ("gated_delta_scan", case("fp32", T=75, **DELTA | {"key_heads": 2}, channels=1)),
 ]
 STREAMS = ("xbc", "step", "qkv", "beta", "decay")  # inputs of each token
 
@@ -50,6 +51,16 @@ def test_corrections_of_keys_that_are_all_alike_are_exact():
     inputs["qkv"][:, :, :32] = 1.0
     inputs["beta"].fill_(30.0)
     inputs["decay"].fill_(-30.0)
+    for ours, theirs in zip(kernel.run(**inputs), kernel.reference(**inputs), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_decays_of_channels_beyond_the_range_of_floats_forget():
+    """A channel that keeps everything beside one whose decay over a chunk, divided by, would be infinite."""
+    kernel = load_kernel("gated_delta_scan")
+    inputs = kernel.make(case("fp32", T=64, **DELTA | {"key_heads": 2}, channels=1), "cpu", seed("range"))
+    inputs["decay"].view(1, 64, 2, 2, 8)[:] = torch.tensor([30.0, -30.0])[:, None]
+    inputs["a_log"].fill_(1.0)
     for ours, theirs in zip(kernel.run(**inputs), kernel.reference(**inputs), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 

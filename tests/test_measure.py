@@ -274,7 +274,7 @@ def test_questions_of_states_and_of_tokens_sent_to_experts():
     assert heads == {
         ("gdn_scan_prefill", 16, 128, 32, 128, 64, 0), ("delta_scan_step", 16, 128, 32, 128, 1, 0),
         ("mamba2_scan_prefill", 8, 128, 128, 80, 128, 0), ("mamba2_scan_step", 8, 128, 128, 80, 1, 0),
-        ("delta_scan_step", 32, 128, 32, 128, 1, 1),
+        ("kda_scan_prefill", 32, 128, 32, 128, 64, 1), ("delta_scan_step", 32, 128, 32, 128, 1, 1),
     }  # fmt: skip
     permutes = {tuple(q[n] for n in ("cols", "topk", "experts")) for q in found if q.op == "permute"}
     assert permutes == {(2048, 10, 512), (2304, 8, 256)}

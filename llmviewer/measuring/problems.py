@@ -56,7 +56,7 @@ _NORMS: Final = ("norm", "add_norm", "quantize", "add_norm_quantize", "add_norm_
 _SCANS: Final = {  # operations of rules that have kernels, over prompts and over single tokens
     "mamba2": ("mamba2_scan_prefill", "mamba2_scan_step"),
     "gdn": ("gdn_scan_prefill", "delta_scan_step"),  # steps of all delta rules have one name
-    "kda": ("", "delta_scan_step"),
+    "kda": ("kda_scan_prefill", "delta_scan_step"),
 }
 
 
@@ -241,14 +241,13 @@ def _scan(op: Scan, dtype: str) -> Iterator[Problem]:
     """Prompts in chunks, and single tokens."""
     heads = {
         "k_heads": op.groups, "k_dim": op.depth, "v_heads": op.heads, "v_dim": op.outputs[0].width // op.heads,
+        **({"channels": 1} if op.rule == "kda" else {}),  # a decay of each channel of a key
     }  # fmt: skip
     prefill, step = _SCANS[op.rule]
     lengths = [(b, length) for b, length in product(_BATCHES, _PROMPTS) if b * length <= _MOST_TOKENS]
-    if prefill:
-        sizes = [{"batch": b, "q_len": length, **heads, "chunk": op.chunk} for b, length in lengths]
-        yield from _problems_of("scan", prefill, dtype, sizes)
-    heads |= {"chunk": 1} | ({"channels": 1} if op.rule == "kda" else {})  # a decay of each channel of a key
-    yield from _problems_of("scan", step, dtype, [{"batch": b, "q_len": 1, **heads} for b in _STEPS])
+    prompts = [{"batch": b, "q_len": length, **heads, "chunk": op.chunk} for b, length in lengths]
+    yield from _problems_of("scan", prefill, dtype, prompts)
+    yield from _problems_of("scan", step, dtype, [{"batch": b, "q_len": 1, **heads, "chunk": 1} for b in _STEPS])
 
 
 def _experts(shapes: Sequence[tuple[int, ...]], chosen: int, dtype: str) -> Iterator[Problem]:

@@ -74,6 +74,7 @@ _SCANS: Final[Mapping[str, tuple[str, Callable[[_Sizes], _Sizes]]]] = {
     "mamba2_scan_prefill": ("mamba2_scan", lambda s: {"B": s["batch"], "T": s["q_len"], **_mamba2(s)}),
     "mamba2_scan_step": ("mamba2_update", lambda s: {"B": s["batch"], **_mamba2(s)}),
     "gdn_scan_prefill": ("gated_delta_scan", lambda s: {"B": s["batch"], "T": s["q_len"], **_delta(s)}),
+    "kda_scan_prefill": ("gated_delta_scan", lambda s: {"B": s["batch"], "T": s["q_len"], **_delta(s)}),
     "delta_scan_step": ("gated_delta_update", lambda s: {"B": s["batch"], **_delta(s)}),
 }
 _EIGHT_BITS: Final = ("quantize", "norm_quantize")  # kernels whose data type is that of codes

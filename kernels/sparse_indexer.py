@@ -1,15 +1,19 @@
-"""The best keys of a new query of each sequence by score = scale * sum over heads of w * relu(q . k), in a paged cache.
+"""The best keys of new queries by score = scale * sum over heads of w * relu(q . k), in a paged cache.
 
 The indexer of DeepSeek sparse attention (arXiv:2512.02556, equation 1), whose queries and keys are fp8; the scale of
-each key lies beside its page, those of queries are part of w. A program scores a block of keys, with one product for
-all heads. Then the largest scores are selected exactly, of equal ones the first: programs take a part of the keys each
-and one bit of the threshold after the other, by counting in registers; further launches select among what those chose.
+each key lies beside its page, those of queries are part of w. New queries, one of each sequence in decoding and many of
+a prompt, are the last tokens of their sequences, and see the keys up to their own. A program scores a block of keys,
+which it keeps, for one query after another, with one product for all heads. Then the largest scores of each query are
+selected exactly, of equal ones the first: programs take a part of the keys each and one bit of the threshold after the
+other, by counting in registers; further launches select among what those chose. Scores of a prompt would fill the
+memory, so queries are scored and selected for in parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
@@ -26,57 +30,73 @@ from .base import Case, Inputs, Kernel, Launch, LaunchPlan, Random, Target, case
 
 _PART = 8192  # scores that a program selects from: 16 a thread of 16 warps
 _MAX_CHOSEN = 8192  # of a part that is four times as large: counts of them have 16 bits
+_MAX_SCORES = 2**29  # scores in memory at a time: 2 GiB
 
 
 @frozen(kw_only=True)
 class IndexerTiling:
-    """Keys that a program scores, its warps, and the warps of a program that selects from all of a part."""
+    """Keys that a program scores, for how many queries, its warps, and the warps of a program that selects from all of
+    a part.
+    """
 
     keys: int = 128
+    queries: int = 64
     num_warps: int = 4
     select_warps: int = 16
 
 
 @triton.jit
 def _scores(
-    q_ptr, weight_ptr, k_ptr, scale_ptr, table_ptr, length_ptr, score_ptr, heads, longest, pages,
-    PAGE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+    q_ptr, weight_ptr, k_ptr, scale_ptr, table_ptr, length_ptr, score_ptr,
+    queries, first_query, num_queries, heads, longest, pages,
+    PAGE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
-    sequence, first = tl.program_id(1), tl.program_id(0) * BLOCK
+    """Scores [sequences, num_queries, longest] of the queries from `first_query` on, of `queries` of a sequence."""
+    sequence, first = tl.program_id(2), tl.program_id(0) * BLOCK
     length = tl.load(length_ptr + sequence)
-    if first < length:
+    past = length - queries + first_query  # keys before the first of these queries, which sees one more
+    start, end = tl.program_id(1) * QUERIES, tl.minimum(tl.program_id(1) * QUERIES + QUERIES, num_queries)
+    start = tl.maximum(start, first - past)  # queries before see none of these keys
+    if start < end:
         keys, head, dims = first + tl.arange(0, BLOCK), tl.arange(0, HEADS), tl.arange(0, DIM)
         page = tl.load(table_ptr + sequence * pages + keys // PAGE, keys < length, 0)
         row = page.to(tl.int64) * PAGE + keys % PAGE
         k = tl.load(k_ptr + row[:, None] * DIM + dims[None, :], keys[:, None] < length, 0.0)
-        q_at = q_ptr + (sequence * heads + head)[:, None] * DIM + dims[None, :]
-        q = tl.load(q_at, head[:, None] < heads, 0.0)
-        weight = tl.load(weight_ptr + sequence * heads + head, head < heads, 0.0).to(tl.float32)
-        products = tl.maximum(tl.dot(k, q.T), 0.0)
-        score = tl.sum(products * weight[None, :], 1) * tl.load(scale_ptr + row, keys < length, 0.0)
-        tl.store(score_ptr + sequence.to(tl.int64) * longest + keys, score, keys < length)
+        scale = tl.load(scale_ptr + row, keys < length, 0.0)
+        for query in range(start, end):
+            token = (sequence * queries + first_query + query).to(tl.int64) * heads
+            q_at = q_ptr + token * DIM + head[:, None] * DIM + dims[None, :]
+            q = tl.load(q_at, head[:, None] < heads, 0.0)
+            weight = tl.load(weight_ptr + token + head, head < heads, 0.0).to(tl.float32)
+            products = tl.maximum(tl.dot(k, q.T), 0.0)
+            score = tl.sum(products * weight[None, :], 1) * scale
+            score_at = score_ptr + (sequence * num_queries + query).to(tl.int64) * longest + keys
+            tl.store(score_at, score, keys <= past + query)
 
 
 @triton.jit
 def _select(
-    score_ptr, index_ptr, length_ptr, best_score_ptr, best_ptr, width,
+    score_ptr, index_ptr, length_ptr, best_score_ptr, best_ptr, queries, first_query, num_queries, width,
     CHOSEN: tl.constexpr, CHOSEN_BLOCK: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """The CHOSEN largest of a part of the scores of a sequence, in order of their numbers, and -1 where it has fewer.
+    """The CHOSEN largest of a part of the scores of a query, in order of their numbers, and -1 where it has fewer.
 
-    index_ptr  numbers of the scores, -1 for none; None: their places, up to the length of the sequence
+    index_ptr       numbers of the scores, -1 for none; None: their places, up to the query's own
+    best_score_ptr  [sequences, num_queries, parts, CHOSEN], as then best_ptr; None: best_ptr is that of all `queries`
     """
-    part, parts, sequence = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
+    row, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    sequence, query = row // num_queries, first_query + row % num_queries
     place = part * PART + tl.arange(0, PART)
-    score_ptr += sequence.to(tl.int64) * width
-    if index_ptr is not None:
-        index_ptr += sequence.to(tl.int64) * width
-    best_ptr += (sequence * parts + part).to(tl.int64) * CHOSEN
-    if best_score_ptr is not None:
-        best_score_ptr += (sequence * parts + part).to(tl.int64) * CHOSEN
-    if index_ptr is None:
-        valid = place < tl.load(length_ptr + sequence)
+    score_ptr += row.to(tl.int64) * width
+    if best_score_ptr is None:
+        best_ptr += (sequence * queries + query).to(tl.int64) * CHOSEN
     else:
+        best_ptr += (row * parts + part).to(tl.int64) * CHOSEN
+        best_score_ptr += (row * parts + part).to(tl.int64) * CHOSEN
+    if index_ptr is None:
+        valid = place <= tl.load(length_ptr + sequence) - queries + query
+    else:
+        index_ptr += row.to(tl.int64) * width
         valid = tl.load(index_ptr + place, place < width, -1) >= 0
     bits = tl.load(score_ptr + place, valid, 0.0).to(tl.int32, bitcast=True)
     rank = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.uint32, bitcast=True) ^ 0x80000000  # in the order of floats
@@ -112,53 +132,59 @@ def plan(
     chosen: int,
     tile: IndexerTiling | None = None,
 ) -> LaunchPlan:
-    """q[sequences, heads, dim] and weight[sequences, heads]; k[slots, page, dim] with k_scale[slots, page] in fp32, of
-    which table[sequences, pages] are those of each sequence and lengths[sequences] its keys, `longest` at the most, to
-    best[sequences, chosen] in ascending order, -1 after the last where there are fewer keys.
+    """q[sequences, queries, heads, dim] and weight[sequences, queries, heads]; k[slots, page, dim] with k_scale[slots,
+    page] in fp32, of which table[sequences, pages] are those of each sequence and lengths[sequences] its keys,
+    `longest` at the most and `queries` at least, to best[sequences, queries, chosen] in ascending order, -1 after the
+    last where there are fewer keys.
 
     Raises InputError if the head size is no power of two of at least 32, or more than 8192 keys are to be chosen.
     """
-    (sequences, heads, dim), device, tile = q.shape, q.device, tile or IndexerTiling()
+    (sequences, queries, heads, dim), device, tile = q.shape, q.device, tile or IndexerTiling()
     if dim < 32 or dim != pow2(dim):
         raise InputError(f"dim must be a power of two of at least 32; got {dim}")
     if not 0 < chosen <= _MAX_CHOSEN:
         raise InputError(f"chosen must be from 1 to {_MAX_CHOSEN}; got {chosen}")
-    score = poisoned(sequences, longest, dtype=torch.float32, device=device)
-    best = poisoned(sequences, chosen, dtype=torch.int32, device=device)
-    scoring = Launch(
-        function=_scores,
-        grid=(cdiv(longest, tile.keys), sequences),
-        arguments={
-            "q_ptr": q, "weight_ptr": weight, "k_ptr": k, "scale_ptr": k_scale, "table_ptr": table,
-            "length_ptr": lengths, "score_ptr": score, "heads": heads, "longest": longest, "pages": table.shape[1],
-            "PAGE": k.shape[1], "HEADS": max(pow2(heads), 16), "DIM": dim, "BLOCK": tile.keys,
-        },
-        num_warps=tile.num_warps,
-    )  # fmt: skip
-    selections = tuple(_selections(score, lengths, best, tile.select_warps))
-    return LaunchPlan(launches=(scoring, *selections), outputs=(best,))
+    at_once = max(min(_MAX_SCORES // (sequences * longest), queries), 1)
+    score = poisoned(sequences * at_once * longest, dtype=torch.float32, device=device)
+    best = poisoned(sequences, queries, chosen, dtype=torch.int32, device=device)
+    launches: list[Launch] = []
+    for first in range(0, queries, at_once):
+        num_queries = min(at_once, queries - first)
+        part = score[: sequences * num_queries * longest].view(sequences * num_queries, longest)
+        these = {"length_ptr": lengths, "queries": queries, "first_query": first, "num_queries": num_queries}
+        scoring = Launch(
+            function=_scores,
+            grid=(cdiv(longest, tile.keys), cdiv(num_queries, tile.queries), sequences),
+            arguments=these | {
+                "q_ptr": q, "weight_ptr": weight, "k_ptr": k, "scale_ptr": k_scale, "table_ptr": table,
+                "score_ptr": part, "heads": heads, "longest": longest, "pages": table.shape[1],
+                "PAGE": k.shape[1], "HEADS": max(pow2(heads), 16), "DIM": dim, "BLOCK": tile.keys,
+                "QUERIES": tile.queries,
+            },
+            num_warps=tile.num_warps,
+        )  # fmt: skip
+        launches += (scoring, *_selections(part, best, these, tile.select_warps))
+    return LaunchPlan(launches=tuple(launches), outputs=(best,))
 
 
-def _selections(score: torch.Tensor, lengths: torch.Tensor, best: torch.Tensor, warps: int) -> Iterator[Launch]:
-    """The launches that select from score[sequences, longest] to best[sequences, chosen]: from parts of all keys, then
-    from parts of what those chose, until there is one.
+def _selections(score: torch.Tensor, best: torch.Tensor, these: dict[str, Any], warps: int) -> Iterator[Launch]:
+    """The launches that select from score[rows, keys] to best[sequences, queries, chosen]: from parts of all keys, then
+    from parts of what those chose, until there is one. `these` are the arguments that tell which queries rows are.
     """
-    sequences, chosen = best.shape
+    rows, chosen = score.shape[0], best.shape[2]
     part, index = max(_PART, 4 * pow2(chosen)), None
     while True:
         width = score.shape[1]
         parts, block = cdiv(width, part), max(min(part, pow2(width)), 16)
-        sizes = (sequences, parts * chosen)
         last = parts == 1
-        best_score = None if last else poisoned(*sizes, dtype=torch.float32, device=best.device)
-        best_index = best if last else poisoned(*sizes, dtype=torch.int32, device=best.device)
+        best_score = None if last else poisoned(rows, parts * chosen, dtype=torch.float32, device=best.device)
+        best_index = best if last else poisoned(rows, parts * chosen, dtype=torch.int32, device=best.device)
         yield Launch(
             function=_select,
-            grid=(parts, sequences),
-            arguments={
-                "score_ptr": score, "index_ptr": index, "length_ptr": None if index is not None else lengths,
-                "best_score_ptr": best_score, "best_ptr": best_index, "width": width, "CHOSEN": chosen,
-                "CHOSEN_BLOCK": pow2(chosen), "PART": block,
+            grid=(rows, parts),
+            arguments=these | {
+                "score_ptr": score, "index_ptr": index, "best_score_ptr": best_score, "best_ptr": best_index,
+                "width": width, "CHOSEN": chosen, "CHOSEN_BLOCK": pow2(chosen), "PART": block,
             },
             num_warps=max(min(block // 512, warps), 4),
         )  # fmt: skip
@@ -168,14 +194,15 @@ def _selections(score: torch.Tensor, lengths: torch.Tensor, best: torch.Tensor, 
 
 
 def tilings(target: Target, case: Case) -> tuple[IndexerTiling, ...]:  # noqa: ARG001
-    """Alternatives: fewer and more keys a program, and fewer and more warps."""
-    return (
-        IndexerTiling(keys=64),
-        IndexerTiling(keys=256, num_warps=8),
-        IndexerTiling(num_warps=8),
-        IndexerTiling(select_warps=8),
-        IndexerTiling(select_warps=32),
+    """Alternatives: fewer and more keys a program, more warps to score, and other warps to select, of which a prompt has
+    enough programs to fill the GPU, or other numbers of queries.
+    """
+    of_phase = (
+        (IndexerTiling(queries=16), IndexerTiling(queries=256))
+        if case.get("q")
+        else (IndexerTiling(select_warps=8), IndexerTiling(select_warps=32))
     )
+    return (IndexerTiling(keys=64), IndexerTiling(keys=256, num_warps=8), IndexerTiling(num_warps=8), *of_phase)
 
 
 def reference(
@@ -188,15 +215,17 @@ def reference(
     longest: int,  # noqa: ARG001
     chosen: int,
 ) -> tuple[torch.Tensor, ...]:
-    """Numbers of the best keys of each sequence in ascending order, then -1; scores in fp32."""
-    best = torch.full((q.shape[0], chosen), -1, dtype=torch.int32, device=q.device)
-    for ours, weights, pages, length, row in zip(
-        q.float(), weight.float(), table.long(), lengths.tolist(), best, strict=True
-    ):
-        keys, scales = (x.float()[pages].flatten(0, 1)[:length] for x in (k, k_scale))
-        scores = (torch.relu(keys @ ours.T) * weights).sum(1) * scales
-        first = scores.sort(descending=True, stable=True).indices[:chosen].sort().values
-        row[: len(first)] = first.to(torch.int32)
+    """Numbers of the best keys of each query in ascending order, then -1; scores in fp32."""
+    sequences, queries = q.shape[:2]
+    best = torch.full((sequences, queries, chosen), -1, dtype=torch.int32, device=q.device)
+    for sequence, length in enumerate(lengths.tolist()):
+        keys, scales = (x.float()[table[sequence].long()].flatten(0, 1)[:length] for x in (k, k_scale))
+        for query in range(queries):
+            own = length - queries + query + 1
+            products = torch.relu(keys[:own] @ q[sequence, query].float().T)
+            scores = (products * weight[sequence, query].float()).sum(1) * scales[:own]
+            first = scores.sort(descending=True, stable=True).indices[:chosen].sort().values
+            best[sequence, query, : len(first)] = first.to(torch.int32)
     return (best,)
 
 
@@ -207,12 +236,13 @@ def _lengths(case: Case) -> list[int]:
 def _make(case: Case, device: str, seed: int) -> Inputs:
     """Inputs of whole numbers, eighths and powers of two, of which all sums are exact, and many scores equal."""
     random, batch, heads, dim, page = Random(device, seed), case["B"], case["heads"], case["dim"], case["page"]
+    queries = case.get("q", 1)
     pages = cdiv(case["kv"], page)
     shuffled = random.uniform(batch * pages, low=0, high=1).argsort()
     scales = random.integers(batch * pages, page, low=-1, high=2, dtype=torch.float32)
     return {
-        "q": random.integers(batch, heads, dim, low=-3, high=4, dtype=torch.float8_e4m3fn),
-        "weight": random.integers(batch, heads, low=-8, high=17, dtype=case.torch_dtype) / 8,
+        "q": random.integers(batch, queries, heads, dim, low=-3, high=4, dtype=torch.float8_e4m3fn),
+        "weight": random.integers(batch, queries, heads, low=-8, high=17, dtype=case.torch_dtype) / 8,
         "k": random.integers(batch * pages, page, dim, low=-3, high=4, dtype=torch.float8_e4m3fn),
         "k_scale": 2.0**scales,
         "table": shuffled.to(torch.int32).view(batch, pages),
@@ -243,6 +273,7 @@ KERNELS = (
             case("fp16", B=2, heads=4, dim=32, kv=300, page=16, chosen=40, ragged=270),
             case("fp16", B=1, heads=20, dim=64, kv=9000, page=64, chosen=100),
             case("fp16", B=2, heads=16, dim=32, kv=17000, page=64, chosen=2048, ragged=7500),
+            case("fp16", B=2, q=6, heads=4, dim=32, kv=70, page=16, chosen=5, ragged=64),
         ),
         full_size=(
             case("bf16", B=1, heads=64, dim=128, kv=65536, page=64, chosen=2048),
@@ -250,11 +281,15 @@ KERNELS = (
             case("bf16", B=16, heads=64, dim=128, kv=8192, page=64, chosen=2048),
             case("bf16", B=16, heads=64, dim=128, kv=65536, page=64, chosen=2048),
             case("bf16", B=128, heads=64, dim=128, kv=8192, page=64, chosen=2048),
+            case("bf16", B=1, q=8192, heads=64, dim=128, kv=8192, page=64, chosen=2048),
+            case("bf16", B=1, q=2048, heads=64, dim=128, kv=65536, page=64, chosen=2048),
         ),
         make=_make, plan=plan, reference=reference,
         tolerance=lambda case: (0.0, 0.0),  # sums of these inputs are exact
         operators=_operators,
-        workload=lambda case: Workload(tuple(Sequences(batch=1, q_len=1, kv_len=kv_len) for kv_len in _lengths(case))),
+        workload=lambda case: Workload(
+            tuple(Sequences(batch=1, q_len=case.get("q", 1), kv_len=kv_len) for kv_len in _lengths(case))
+        ),
         min_sm=lambda case: 89,
         tilings=tilings,
     ),

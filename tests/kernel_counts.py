@@ -139,6 +139,12 @@ COUNTS = [
         case("fp16", B=2, heads=4, dim=32, kv=5, page=16, chosen=3),
         [(2 * 5 * (2 * 4 * 33 + 5), 2 * (4 * 32 + 2 * 4 + 5 * (32 + 4) + 4 * 3))],
     ),
+    # queries at positions 3 and 4 of 5 see 4 + 5 keys, of which 3 each are best
+    (
+        "sparse_indexer",
+        case("fp16", B=2, q=2, heads=4, dim=32, kv=5, page=16, chosen=3),
+        [(2 * 9 * (2 * 4 * 33 + 5), 2 * (2 * (4 * 32 + 2 * 4) + 5 * (32 + 4) + 4 * 6))],
+    ),
     # 3 heads: 2 of queries and one of keys are turned, of 8 elements each, and one of values is copied
     ("rope_cache", case("fp16", **_ROPE_CACHE), [(2 * 3 * 3 * 8, 2 * 2 * 2 * 4 * 8)]),
     ("rope_cache", case("fp16", **_ROPE_CACHE, norm=1), [(2 * 3 * 8 * (3 + 4), 2 * 2 * 2 * 4 * 8 + 2 * 2 * 8)]),

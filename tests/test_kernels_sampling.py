@@ -7,11 +7,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from llmviewer.kernels import load_kernel  # noqa: E402
+from llmviewer.kernels import load_kernel, sparse_indexer  # noqa: E402
 from llmviewer.kernels.base import case  # noqa: E402
 
 from .cases import first_fast  # noqa: E402
-from .kernel_checks import cases, moved, named  # noqa: E402
+from .kernel_checks import NEW, cases, moved, named  # noqa: E402
 
 CASES = cases("sampling")
 HALVES = torch.tensor(log2(e))  # the temperature at which a logit that is 1 less has half the weight, to the last bit
@@ -123,3 +123,13 @@ def test_tokens_repeat_bit_by_bit_whatever_the_type_that_holds_the_logits():
     wide = load_kernel("sample").run(**inputs | {"logits": inputs["logits"].float()})[0]
     assert torch.equal(first, again)
     assert torch.equal(first, wide)
+
+
+def test_queries_of_a_prompt_are_scored_for_in_parts_of_any_size(monkeypatch):
+    """Three queries at a time of seven, two of them a program, and the last block of keys is not for the first ones."""
+    kernel = load_kernel("sparse_indexer")
+    inputs = kernel.make(case("fp16", B=1, q=7, heads=4, dim=32, kv=70, page=16, chosen=5), "cpu", 3)
+    monkeypatch.setattr(sparse_indexer, "_MAX_SCORES", 3 * 70)
+    plan = kernel.plan(NEW, **inputs, tile=sparse_indexer.IndexerTiling(keys=64, queries=2))
+    assert [launch.grid for launch in plan.launches] == [(2, 2, 1), (3, 1)] * 2 + [(2, 1, 1), (1, 1)]
+    assert plan()[0].equal(kernel.reference(**inputs)[0])

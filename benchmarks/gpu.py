@@ -76,6 +76,10 @@ _STEPS = (  # model, sequences, tokens of each
 _LARGER = {  # tiles of full size whose loops go round their stages more than once: too much for the interpreter
     "gemm": [case(dtype, M=500, N=1008, K=1104) for dtype in ("bf16", "fp8_e4m3", "int8")],
     "gemm_fp8_block": [case("fp8_e4m3", M=500, N=1008, K=1152)],
+    **{
+        name: [case("bf16", M=500, N=1008, K=1152), case("bf16", M=16, N=4096, K=4096)]
+        for name in ("gemm_nvfp4", "gemm_mxfp8", "gemm_mxfp4_mxfp8")
+    },
     "grouped_gemm": [case("bf16", M=600, N=640, K=1152, experts=3, chosen=2)],
     "fused_moe": [case("bf16", M=600, N=640, K=1152, experts=3, chosen=2)],
     "permute": [
@@ -210,8 +214,11 @@ def _measured_launches() -> Iterator[tuple[str, Launch]]:
     in_turn = (problem for turn in zip_longest(*map(in_order, kinds.values())) for problem in turn if problem)
     yielded_keys = set()
     for part in (part for problem in in_turn for part in parts(problem)):
+        kernel, sizes = load_kernel(part.kernel), case(part.dtype, **part.sizes)
+        if kernel.min_sm(sizes) > target.sm:
+            continue
         try:
-            launches = load_kernel(part.kernel).launches(case(part.dtype, **part.sizes), target)
+            launches = kernel.launches(sizes, target)
         except InputError:  # a size that the kernel refuses, as measuring reports
             continue
         for launch in launches:

@@ -194,8 +194,8 @@ def _selections(score: torch.Tensor, best: torch.Tensor, these: dict[str, Any], 
 
 
 def tilings(target: Target, case: Case) -> tuple[IndexerTiling, ...]:  # noqa: ARG001
-    """Alternatives: fewer and more keys a program, more warps to score, and other warps to select, of which a prompt has
-    enough programs to fill the GPU, or other numbers of queries.
+    """Alternatives: fewer and more keys a program, more warps to score, and other warps to select; in place of those,
+    for prompts, whose programs fill a GPU with any, other numbers of queries.
     """
     of_phase = (
         (IndexerTiling(queries=16), IndexerTiling(queries=256))

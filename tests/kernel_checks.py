@@ -9,6 +9,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 import torch
+import triton.language as tl
 from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -47,6 +48,27 @@ def seed(*case):
 
 def named(value):
     return value.replace("_", "-") if isinstance(value, str) else str(value).replace(" ", "-")
+
+
+def dot_scaled(x, x_scale, x_format, w, w_scale, w_format, sums, *options):
+    """`tl.dot_scaled`, which the interpreter has not: codes [m, k] and [k, n], scales [m, groups] and [n, groups]."""
+
+    def numbers(codes, scale, name):
+        data, factors = (torch.from_numpy(np.ascontiguousarray(one)) for one in (codes, scale.handle.data))
+        if name == "e2m1":
+            both = torch.stack((data & 15, data >> 4), 2).flatten(1).long()
+            found = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])[both & 7] * (1 - 2 * (both >> 3))
+        else:
+            found = data.view(torch.float8_e4m3fn).float()
+        is_exponent = scale.dtype == tl.uint8
+        factors = torch.exp2(factors.float() - 127) if is_exponent else factors.view(torch.float8_e4m3fn).float()
+        return found * factors.repeat_interleave(found.shape[1] // factors.shape[1], 1)
+
+    found = numbers(x.handle.data, x_scale, x_format) @ numbers(w.handle.data.T, w_scale, w_format).T
+    return tl.tensor(interpreter.TensorHandle(sums.handle.data + found.numpy(), tl.float32), sums.type)
+
+
+interpreter.interpreter_semantic.dot_scaled = dot_scaled
 
 
 def converted(values, source, target, rounding):

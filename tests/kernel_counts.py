@@ -44,6 +44,22 @@ COUNTS = [
         case("fp8_e4m3", M=3, N=256, K=256),
         [(2 * 3 * 256 * 256, 3 * (256 + 2 * 4) + 256 * 256 + 4 * 4 + 2 * 3 * 256)],
     ),
+    # half a byte an element and a scale of a byte for each 16; a byte and one for each 32; both
+    (
+        "gemm_nvfp4",
+        case("bf16", M=3, N=4, K=256),
+        [(2 * 3 * 4 * 256, (3 + 4) * (128 + 16) + 2 * 3 * 4)],
+    ),
+    (
+        "gemm_mxfp8",
+        case("bf16", M=3, N=4, K=256),
+        [(2 * 3 * 4 * 256, (3 + 4) * (256 + 8) + 2 * 3 * 4)],
+    ),
+    (
+        "gemm_mxfp4_mxfp8",
+        case("bf16", M=3, N=4, K=256),
+        [(2 * 3 * 4 * 256, 3 * (256 + 8) + 4 * (128 + 8) + 2 * 3 * 4)],
+    ),
     # 6 copies of tokens; 4 (1 - (1 - 2/4)^3) = 3.5 experts are reached
     (
         "grouped_gemm",

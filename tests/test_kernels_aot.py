@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from llmviewer.kernels import kernel_names
+from llmviewer.kernels import kernel_names, load_kernel
 from llmviewer.kernels.aot import longest_loop
 
 from . import kernel_checks
@@ -31,8 +31,8 @@ for name, sm, place, *tiles in (wanted.split(":") for wanted in sys.argv[1:]):
         own = {"kernel": name, "place": int(place), "fits": found.fits, "tile": repr(tile)}
         print(json.dumps(dataclasses.asdict(found) | own | {"a_byte": found.loop and found.rate(1, launch.num_warps)}))
 """
-# All on Hopper; on what is before and after it, those whose launches differ there.
-WANTED = [(name, 90, 0) for name in kernel_names()] + [
+# All on Hopper or, if that lacks their instructions, Blackwell; on others, those whose launches differ there.
+WANTED = [(one.name, max(90, one.min_sm(one.full_size[0])), 0) for one in map(load_kernel, kernel_names())] + [
     (name, sm, 0) for name, sm in product(("gemm", "gemm_w4a16", "gemm_fp8_block", "decode_attention"), (80, 100))
     if (name, sm) != ("gemm_fp8_block", 80)  # without fp8
 ]  # fmt: skip
@@ -62,6 +62,8 @@ PRODUCTS = [
     ("gemm_w4a16", 90, "HMMA"),  # few tokens: 8 columns, which the asynchronous instructions here do not have
     ("gemm_fp8_block", 90, "QGMMA"),
     ("gemm_fp8_block", 100, "UTCQMMA"),
+    ("gemm_nvfp4", 100, "UTCOMMA"),
+    ("gemm_mxfp8", 100, "UTCQMMA"),
     ("grouped_gemm", 90, "HGMMA"),
     ("flash_attention", 90, "HGMMA"),
 ]

@@ -76,9 +76,9 @@ def _decayed_products(
     for bit in range(5):
         middle = tl.gather(sums, tl.broadcast_to((((t >> bit) | 1) << bit) - 1, (CHUNK, KEY_DIM)), 0)
         decay = tl.exp(-tl.abs(sums - middle))
-        decayed_k, own = (k * decay).to(DTYPE), (s < t) & ((t ^ s) >> bit == 1)
-        of_queries += tl.where(own, tl.dot((q * decay).to(DTYPE), decayed_k.T, input_precision=PRECISION), 0.0)
-        of_keys += tl.where(own, tl.dot(decayed_k, decayed_k.T, input_precision=PRECISION), 0.0)
+        decayed_k, pair_mask = (k * decay).to(DTYPE), (s < t) & ((t ^ s) >> bit == 1)
+        of_queries += tl.where(pair_mask, tl.dot((q * decay).to(DTYPE), decayed_k.T, input_precision=PRECISION), 0.0)
+        of_keys += tl.where(pair_mask, tl.dot(decayed_k, decayed_k.T, input_precision=PRECISION), 0.0)
     return of_queries, of_keys
 
 

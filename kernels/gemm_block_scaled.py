@@ -106,8 +106,8 @@ def tiling(target: Target, m: int, n: int, k: int, operands: _Operands) -> GemmT
     """
     depth = 256 if operands.x == "e2m1" else 128
     wide = GemmTiling(block_m=128, block_n=256, block_k=depth, num_warps=8, num_stages=4, specialized=True)
-    many = m > _ROWS and num_tiles(wide, m, n) >= target.multiprocessors
-    return _fitted(target, wide if many else replace(wide, block_n=128, num_stages=6), m, n, k)
+    fills_all = m > _ROWS and num_tiles(wide, m, n) >= target.multiprocessors
+    return _fitted(target, wide if fills_all else replace(wide, block_n=128, num_stages=6), m, n, k)
 
 
 def _fitted(target: Target, tile: GemmTiling, m: int, n: int, k: int) -> GemmTiling:
@@ -194,8 +194,8 @@ def in_blocks(scales: torch.Tensor) -> torch.Tensor:
 def _numbers(codes: torch.Tensor, scales: torch.Tensor, group: int) -> torch.Tensor:
     """The numbers [rows, k] in fp32 of codes and of scales in blocks."""
     if codes.dtype == torch.uint8:
-        both = torch.stack((codes & 15, codes >> 4), 2).flatten(1).long()
-        numbers = torch.tensor(_E2M1, device=codes.device)[both & 7] * (1 - 2 * (both >> 3))
+        nibbles = torch.stack((codes & 15, codes >> 4), 2).flatten(1).long()
+        numbers = torch.tensor(_E2M1, device=codes.device)[nibbles & 7] * (1 - 2 * (nibbles >> 3))
     else:
         numbers = codes.float()
     in_rows = (

@@ -151,11 +151,11 @@ def plan(
     for first in range(0, queries, at_once):
         num_queries = min(at_once, queries - first)
         part = score[: sequences * num_queries * longest].view(sequences * num_queries, longest)
-        these = {"length_ptr": lengths, "queries": queries, "first_query": first, "num_queries": num_queries}
+        query_arguments = {"length_ptr": lengths, "queries": queries, "first_query": first, "num_queries": num_queries}
         scoring = Launch(
             function=_scores,
             grid=(cdiv(longest, tile.keys), cdiv(num_queries, tile.queries), sequences),
-            arguments=these | {
+            arguments=query_arguments | {
                 "q_ptr": q, "weight_ptr": weight, "k_ptr": k, "scale_ptr": k_scale, "table_ptr": table,
                 "score_ptr": part, "heads": heads, "longest": longest, "pages": table.shape[1],
                 "PAGE": k.shape[1], "HEADS": max(pow2(heads), 16), "DIM": dim, "BLOCK": tile.keys,
@@ -163,13 +163,15 @@ def plan(
             },
             num_warps=tile.num_warps,
         )  # fmt: skip
-        launches += (scoring, *_selections(part, best, these, tile.select_warps))
+        launches += (scoring, *_selections(part, best, query_arguments, tile.select_warps))
     return LaunchPlan(launches=tuple(launches), outputs=(best,))
 
 
-def _selections(score: torch.Tensor, best: torch.Tensor, these: dict[str, Any], warps: int) -> Iterator[Launch]:
+def _selections(
+    score: torch.Tensor, best: torch.Tensor, query_arguments: dict[str, Any], warps: int
+) -> Iterator[Launch]:
     """The launches that select from score[rows, keys] to best[sequences, queries, chosen]: from parts of all keys, then
-    from parts of what those chose, until there is one. `these` are the arguments that tell which queries rows are.
+    from parts of what those chose, until there is one. `query_arguments` tell which queries rows are.
     """
     rows, chosen = score.shape[0], best.shape[2]
     part, index = max(_PART, 4 * pow2(chosen)), None
@@ -182,7 +184,7 @@ def _selections(score: torch.Tensor, best: torch.Tensor, these: dict[str, Any], 
         yield Launch(
             function=_select,
             grid=(rows, parts),
-            arguments=these | {
+            arguments=query_arguments | {
                 "score_ptr": score, "index_ptr": index, "best_score_ptr": best_score, "best_ptr": best_index,
                 "width": width, "CHOSEN": chosen, "CHOSEN_BLOCK": pow2(chosen), "PART": block,
             },
@@ -221,9 +223,9 @@ def reference(
     for sequence, length in enumerate(lengths.tolist()):
         keys, scales = (x.float()[table[sequence].long()].flatten(0, 1)[:length] for x in (k, k_scale))
         for query in range(queries):
-            own = length - queries + query + 1
-            products = torch.relu(keys[:own] @ q[sequence, query].float().T)
-            scores = (products * weight[sequence, query].float()).sum(1) * scales[:own]
+            num_seen = length - queries + query + 1
+            products = torch.relu(keys[:num_seen] @ q[sequence, query].float().T)
+            scores = (products * weight[sequence, query].float()).sum(1) * scales[:num_seen]
             first = scores.sort(descending=True, stable=True).indices[:chosen].sort().values
             best[sequence, query, : len(first)] = first.to(torch.int32)
     return (best,)

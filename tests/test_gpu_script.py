@@ -61,11 +61,11 @@ def test_all_parts_share_the_time_and_leave_no_process(gpu, tmp_path, monkeypatc
     script.write_text(f"import sys\nprint(*sys.argv[1:], flush=True)\nif 'gemm' in sys.argv:\n    exec({begun!r})\n")
     monkeypatch.setattr(gpu, "__file__", str(script))
     monkeypatch.setattr(gpu, "_UNTIMED_KERNELS", ("gemm", "gemv", "sample"))
-    monkeypatch.setattr(gpu, "_STEPS_S", 6.0)
+    monkeypatch.setattr(gpu, "_STEPS_S", 3.0)
     monkeypatch.setattr(gpu, "_LAST_S", 1.0)
     (tmp_path / "llmviewer.py").write_text("import sys; print(*sys.argv[1:])\n")
     monkeypatch.chdir(tmp_path)  # where -m looks first
-    assert gpu.everything(0.3, folder) == 1
+    assert gpu.everything(0.15, folder) == 1
     endings = [line.split(", ")[0] for line in capfd.readouterr().out.splitlines()]
     names = ("check", "compile", "measure", "step")
     assert endings == [*(f"{name}: ended by 0" for name in names), "time_gemm: took too long"]

@@ -19,7 +19,16 @@ from .kernel_checks import NEW, cases, check, counted, equals_reference, first_i
 from .kernel_counts import COUNTS
 
 # Kernels whose alternatives no other file tests.
-TILED = ("norm_quantize", "rms_norm", "permute", "combine", "sparse_indexer", "mamba2_scan", "gated_delta_scan")
+TILED = (
+    "norm_quantize",
+    "rms_norm",
+    "permute",
+    "combine",
+    "sparse_indexer",
+    "mamba2_scan",
+    "gated_delta_scan",
+    "gemm_nvfp4",
+)
 
 
 @pytest.mark.parametrize(("name", "one"), first_is_fast(cases()), ids=named)

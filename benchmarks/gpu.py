@@ -14,7 +14,7 @@ for a few sizes of Llama 3.1 8B, the rule's tiling and all that tuning tries, be
 `time KERNEL` does so for sizes that decide its rule. `compile` fills Triton's cache with the launches of `llmviewer
 measure`, so that none of its minutes go to compilers. `all` is for a GPU lent for some minutes: check and compile at
 once, `llmviewer measure --no-tune`, the steps, and `time KERNEL` for as many kernels with untimed tilings as there is
-time for; their output and the rows are in a folder. Each part is a process of its own with a time limit: a launch that
+time for, a minute or more; their output and the rows are in a folder. Each part is a process of its own with a time limit: a launch that
 breaks the GPU or never ends takes that only, and what was found before it is printed.
 """
 
@@ -57,7 +57,7 @@ _BRIEF_S = 0.1  # of a timing
 _NUM_REPEATS = 3
 _MEMORY = 16e9  # bytes of the tensors of a launch, at most
 _COPIED = 2**30
-_STEPS_S = 85  # time that `all` reserves for steps
+_RESERVED_S = 145  # time that `all` reserves after measuring, whose last rows are worth least: steps, then tilings
 _LAST_S = 15  # least time that `all` starts to time a kernel with, and what measuring may take beyond its minutes
 _WRITING_S = 5  # from SIGTERM to SIGKILL
 _UNTIMED_KERNELS = (  # kernels with tilings that no GPU has timed, those first whose time counts most
@@ -90,6 +90,7 @@ _LARGER = {  # tiles of full size whose loops go round their stages more than on
     "sparse_indexer": [
         case("bf16", B=3, heads=64, dim=128, kv=70000, page=64, chosen=2048, ragged=30000),
         case("bf16", B=1, heads=64, dim=128, kv=200000, page=64, chosen=2048),
+        case("bf16", B=2, q=300, heads=64, dim=128, kv=3000, page=64, chosen=512, ragged=1000),
     ],
     "mamba2_scan": [case("bf16", B=2, T=700, heads=16, dim=80, state=128, groups=2)],
     "gated_delta_scan": [
@@ -120,7 +121,7 @@ _DECIDING_CASES = {  # sizes, in place of those of `full_size`, at which tilings
         case("bf16", M=m, N=n, K=k)
         for m, n, k in (
             (64, 3840, 4096), (32, 2816, 2048), (512, 6144, 4096), (64, 512, 2048), (2048, 2816, 2048), (512, 64, 2048),
-            (64, 4096, 4096), (32, 4096, 4096),
+            (64, 4096, 4096), (32, 4096, 4096), (128, 4096, 4096), (256, 4096, 14336),
         )
     ],
     "gemm_w4a16": [case("bf16", M=m, N=n, K=k, group=128) for m, n, k in _NARROW],
@@ -370,7 +371,7 @@ def everything(minutes: float, folder: Path) -> int:
     compiling, checking = begin("compile", __file__, "compile"), begin("check", __file__, "check")
     failed = fails("check", checking, (end - monotonic()) / 4)
     failed |= fails("compile", compiling, (end - monotonic()) / 16)
-    seconds = end - monotonic() - _STEPS_S
+    seconds = end - monotonic() - _RESERVED_S
     arguments = ["--no-tune", "--minutes", f"{max(seconds / 60, 0.05):.2f}", "-o", str(folder / "measured")]
     failed |= fails("measure", begin("measure", "-m", "llmviewer", "measure", *arguments), seconds + _LAST_S)
     failed |= fails("step", begin("step", __file__, "step"), end - monotonic())

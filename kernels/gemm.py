@@ -5,7 +5,8 @@ tutorial 03). Large products are persistent: one program a multiprocessor goes f
 next overlap the stores of the last (tutorial 09); operands come through tensor descriptors, which are TMA from sm_90
 on, and may be loaded by warps that do nothing else. Where there are fewer tiles than multiprocessors, as in decoding, k
 is split between programs, too; the last one of a tile adds the partial sums of all in a fixed order, not as they come,
-so results repeat bit by bit (Stream-K, arXiv:2301.03598, section 3.2, calls it fixed split).
+so results repeat bit by bit (Stream-K, arXiv:2301.03598, section 3.2, calls it fixed split). Where a last round of
+tiles would leave multiprocessors idle, its blocks of k may be divided equally (Stream-K beside whole tiles).
 fp8 has a scale for each whole operand; int8 one for each row of x and of w (LLM.int8(), arXiv:2208.07339, section 2.2).
 """
 
@@ -29,6 +30,7 @@ from .base import EPSILON, Case, Inputs, Kernel, Launch, LaunchPlan, Random, Tar
 GROUP_M = 8  # rows of tiles that run together and share columns of w in L2
 _MAX_SPLIT_K = 16
 _MIN_BLOCKS_PER_SPLIT = 4  # below, a part costs more through its partial sums in memory than it gains
+_MAX_STREAM_ROUNDS = 4  # of tiles: an idle last round costs many little
 _HOPPER_SPLIT = 0.75  # programs per multiprocessor: 64 tiles of 64 x 64 run at 0.81 of their speed in two parts each
 # Tiles on Hopper: rows, columns, bytes of a block of k, warps, stages, and the time of a round of them on the 132
 # multiprocessors of an H100, in bf16 with k = 4096. [us] The first two are of many rounds (700 and 550 TOP/s), the
@@ -183,6 +185,50 @@ def _specialized(
         y_desc.store([row * BLOCK_M, column * BLOCK_N], accumulator.to(y_desc.dtype))
 
 
+@triton.jit
+def _stream_k(
+    x_desc, w_desc, y_ptr, parts_ptr, count_ptr, m, n, k, whole, share,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    """Every PROGRAMS-th of the first `whole` tiles of y, and before them an equal `share` of blocks of k of all others,
+    which are fewer than programs: parts of one tile or two. The last program of a tile adds its parts, in order.
+    """
+    program, blocks = tl.program_id(0), tl.cdiv(k, BLOCK_K)
+    tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
+    position = program * share
+    end = min(position + share, (tiles - whole) * blocks)
+    inside = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    for turn in range(2 + whole // PROGRAMS):
+        divided, is_whole = position // blocks, turn >= 2
+        start = tl.where(is_whole, 0, position % blocks)
+        stop = tl.where(is_whole, blocks, min(blocks, start + max(end - position, 0)))
+        tile = tl.where(is_whole, program + (turn - 2) * PROGRAMS, whole + divided)
+        position += tl.where(is_whole, 0, stop - start)
+        row, column = tile_of(tile, m, n, BLOCK_M, BLOCK_N, GROUP)
+        accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for block in range(start, stop):
+            x = x_desc.load([row * BLOCK_M, block * BLOCK_K])
+            w = w_desc.load([column * BLOCK_N, block * BLOCK_K])
+            accumulator = tl.dot(x, w.T, accumulator)
+        is_last = stop - start == blocks
+        if (start < stop) & (stop - start < blocks):  # as in `store_or_reduce`
+            first = divided * blocks // share
+            parts = ((divided + 1) * blocks - 1) // share - first + 1
+            parts_at = parts_ptr + (divided + first).to(tl.int64) * BLOCK_M * BLOCK_N + inside
+            tl.store(parts_at + (program - first) * BLOCK_M * BLOCK_N, accumulator)
+            tl.debug_barrier()
+            is_last = tl.atomic_add(count_ptr + divided, 1, sem="acq_rel") == parts - 1
+            if is_last:
+                accumulator = tl.zeros_like(accumulator)
+                for part in range(parts):
+                    accumulator += tl.load(parts_at + part * BLOCK_M * BLOCK_N, cache_modifier=".cg")
+                tl.store(count_ptr + divided, 0)
+        if is_last:
+            rows, columns = row * BLOCK_M + tl.arange(0, BLOCK_M), column * BLOCK_N + tl.arange(0, BLOCK_N)
+            y_at = y_ptr + (rows.to(tl.int64)[:, None] * n + columns[None, :])
+            tl.store(y_at, accumulator.to(y_ptr.dtype.element_ty), (rows[:, None] < m) & (columns[None, :] < n))
+
+
 def split_k_arguments(y: torch.Tensor, tiles: int, parts: int) -> dict[str, torch.Tensor | None]:
     """Arguments of `store_or_reduce`: y and, with split-K, memory for the parts and a counter per tile."""
     if parts == 1:
@@ -193,7 +239,9 @@ def split_k_arguments(y: torch.Tensor, tiles: int, parts: int) -> dict[str, torc
 
 @frozen(kw_only=True)
 class GemmTiling:
-    """Tiling of a product. `parts` is the split-K factor; a persistent kernel may be warp-specialized."""
+    """Tiling of a product. `parts` is the split-K factor; a persistent kernel may be warp-specialized, or divide the
+    tiles of its last round equally (`stream_k`).
+    """
 
     block_m: int
     block_n: int
@@ -203,6 +251,7 @@ class GemmTiling:
     parts: int = 1
     persistent: bool = False
     specialized: bool = False
+    stream_k: bool = False
 
     def depth(self, k: int) -> int:
         """Elements of k per split-K part, a multiple of block_k."""
@@ -268,16 +317,22 @@ def tilings(target: Target, case: Case) -> tuple[GemmTiling, ...]:
         wide = replace(rule, block_m=128, block_n=256, block_k=128 // itemsize, num_warps=8, num_stages=stages)
         square = replace(wide, block_n=128, num_stages=6)
         small = replace(square, block_m=64, block_k=256 // itemsize, num_warps=4, num_stages=4)
+        rounds = num_tiles(square, m, n) / target.multiprocessors
+        divides = target.generation == 90 and itemsize == 2 and k % 8 == 0 and n % 8 == 0
+        blocks = rounds % 1 * cdiv(k, square.block_k)  # of k in the last round, for each multiprocessor
+        divides &= rounds < _MAX_STREAM_ROUNDS and blocks >= _MIN_BLOCKS_PER_SPLIT
         candidates = [
             wide,
-            replace(wide, block_m=256, block_n=128),
+            replace(square, parts=1, persistent=False, stream_k=True)
+            if divides
+            else replace(wide, block_m=256, block_n=128),
             square,
             small,
             replace(small, block_n=64),
         ]
     else:
         candidates = [replace(rule, num_stages=3), replace(rule, block_m=64, block_n=128, num_warps=4)]
-    candidates = [_with_split_k(target, tile, m, n, k, itemsize) for tile in candidates]
+    candidates = [tile if tile.stream_k else _with_split_k(target, tile, m, n, k, itemsize) for tile in candidates]
     # The reduction of split-K parts spills registers with more than 64 accumulators per thread.
     candidates = [
         tile for tile in candidates if tile.parts == 1 or tile.block_m * tile.block_n <= 64 * 32 * tile.num_warps
@@ -344,6 +399,25 @@ def plan(
             num_stages=tile.num_stages,
         )  # fmt: skip
         return LaunchPlan(launches=(launch,), outputs=(y,))
+    if tile.stream_k:
+        programs = target.multiprocessors
+        rest, blocks = tiles % programs, cdiv(k, tile.block_k)
+        parts = poisoned(rest + programs, tile.block_m, tile.block_n, dtype=torch.float32, device=x.device)
+        launch = Launch(
+            function=_stream_k,
+            grid=(programs,),
+            arguments={
+                "x_desc": TensorDescriptor.from_tensor(x, [tile.block_m, tile.block_k]),
+                "w_desc": TensorDescriptor.from_tensor(w, [tile.block_n, tile.block_k]),
+                "y_ptr": y, "parts_ptr": parts, "count_ptr": torch.zeros(rest, dtype=torch.int32, device=x.device),
+                "m": m, "n": n, "k": k, "whole": tiles - rest, "share": cdiv(rest * blocks, programs),
+                "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "GROUP": GROUP_M,
+                "PROGRAMS": programs,
+            },
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )  # fmt: skip
+        return LaunchPlan(launches=(launch,), outputs=(y,))
     if tile.persistent:
         programs = min(tiles, target.multiprocessors)
         launch = Launch(
@@ -404,10 +478,11 @@ def make(case: Case, device: str, seed: int) -> Inputs:
         if dtype.itemsize == 1:
             operands["x_scale"] = random.uniform(1, low=0.5, high=2)
             operands["w_scale"] = k**-0.5 / operands["x_scale"]
-    if case.get("parts") or case.get("persistent"):
+    if any(case.get(name) for name in ("parts", "persistent", "stream_k")):
         operands["tile"] = GemmTiling(
             block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=3, parts=case.get("parts", 1),
             persistent=bool(case.get("persistent")), specialized=bool(case.get("specialized")),
+            stream_k=bool(case.get("stream_k")),
         )  # fmt: skip
     return operands
 
@@ -458,6 +533,7 @@ KERNELS = (
             case("fp16", M=300, N=200, K=72, persistent=1),
             case("fp16", M=300, N=200, K=72, persistent=1, specialized=1),
             case("fp16", M=50, N=70, K=333, parts=3),
+            case("fp16", M=300, N=200, K=328, stream_k=1),
             case("fp8_e4m3", M=64, N=80, K=144),
             case("fp8_e4m3", M=70, N=136, K=80, persistent=1),
             case("int8", M=33, N=65, K=129),

@@ -61,7 +61,7 @@ def test_all_parts_share_the_time_and_leave_no_process(gpu, tmp_path, monkeypatc
     script.write_text(f"import sys\nprint(*sys.argv[1:], flush=True)\nif 'gemm' in sys.argv:\n    exec({begun!r})\n")
     monkeypatch.setattr(gpu, "__file__", str(script))
     monkeypatch.setattr(gpu, "_UNTIMED_KERNELS", ("gemm", "gemv", "sample"))
-    monkeypatch.setattr(gpu, "_STEPS_S", 3.0)
+    monkeypatch.setattr(gpu, "_RESERVED_S", 3.0)
     monkeypatch.setattr(gpu, "_LAST_S", 1.0)
     (tmp_path / "llmviewer.py").write_text("import sys; print(*sys.argv[1:])\n")
     monkeypatch.chdir(tmp_path)  # where -m looks first

@@ -55,7 +55,13 @@ WANTED += [("fused_moe", 89, 0), ("fused_moe", 89, 1), ("gemm", 89, 3), ("gemm_w
 WANTED += [("gemm_fp8_block", 89, 0), ("gemm", 120, 0)]
 
 # Ways to cut work up that tuning tries beside the rule: (kernel, sm, place of the case, of the tiling).
-TUNED = [("gemm", 90, 0, 0), ("gemm", 90, 0, 4), ("flash_attention", 90, 0, 4), ("flash_attention", 90, 0, 5)]
+TUNED = [
+    ("gemm", 90, 0, 0),
+    ("gemm", 90, 0, 4),
+    ("gemm", 90, 2, 1),
+    ("flash_attention", 90, 0, 4),
+    ("flash_attention", 90, 0, 5),
+]
 TUNED += [("decode_attention", 90, 3, 3), ("decode_attention", 90, 3, 5), ("mla_decode", 90, 1, 2)]
 
 

@@ -14,8 +14,9 @@ for a few sizes of Llama 3.1 8B, the rule's tiling and all that tuning tries, be
 `time KERNEL` does so for sizes that decide its rule. `compile` fills Triton's cache with the launches of `llmviewer
 measure`, so that none of its minutes go to compilers. `all` is for a GPU lent for some minutes: check and compile at
 once, `llmviewer measure --no-tune`, the steps, and `time KERNEL` for as many kernels with untimed tilings as there is
-time for, a minute or more; their output and the rows are in a folder. Each part is a process of its own with a time limit: a launch that
-breaks the GPU or never ends takes that only, and what was found before it is printed.
+time for, about a minute; their output and the rows are in a folder, each line as soon as it is known, so that a GPU
+taken back early leaves what was found. Each part is a process of its own with a time limit: a launch that breaks the
+GPU or never ends takes that only, and what was found before it is printed.
 """
 
 from __future__ import annotations

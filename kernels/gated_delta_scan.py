@@ -154,13 +154,12 @@ def _gated_delta_scan(
     chunks = tl.cdiv(num_tokens, CHUNK)
     for number in range(chunks):
         chunk = (sequence * chunks + number).to(tl.int64) * heads + head
-        of_keys = chunk * CHUNK * KEY_DIM
-        w, q, k = (
-            tl.load(w_ptr + of_keys + key_at),
-            tl.load(q_ptr + of_keys + key_at),
-            tl.load(k_ptr + of_keys + key_at),
-        )
-        u, pairs = tl.load(u_ptr + chunk * CHUNK * DIM + value_at), tl.load(pair_ptr + chunk * CHUNK * CHUNK + pair_at)
+        keys_before = chunk * CHUNK * KEY_DIM
+        w = tl.load(w_ptr + keys_before + key_at)
+        q = tl.load(q_ptr + keys_before + key_at)
+        k = tl.load(k_ptr + keys_before + key_at)
+        u = tl.load(u_ptr + chunk * CHUNK * DIM + value_at)
+        pairs = tl.load(pair_ptr + chunk * CHUNK * CHUNK + pair_at)
         total = tl.load(total_ptr + chunk * KEY_DIM + keys)
         rounded = state.to(w.dtype)
         corrections = (u - tl.dot(w, rounded, input_precision=PRECISION)).to(w.dtype)
@@ -193,18 +192,13 @@ def plan(
     (sequences, heads, key_dim, dim), num_tokens, dtype = state.shape, qkv.shape[1], qkv.dtype
     o = poisoned(sequences, num_tokens, heads * dim, dtype=dtype, device=qkv.device)
     into = poisoned(*state.shape, dtype=state.dtype, device=qkv.device) if into is None else into
-    tile, padded_keys, padded_dim = (
-        tile or tiling(target, dim, heads * sequences),
-        max(pow2(key_dim), 16),
-        max(pow2(dim), 16),
-    )
-    chunks = cdiv(num_tokens, CHUNK)
-    of_chunks = (sequences, chunks, heads)
+    tile = tile or tiling(target, dim, heads * sequences)
+    padded_keys, padded_dim, chunks = max(pow2(key_dim), 16), max(pow2(dim), 16), cdiv(num_tokens, CHUNK)
     q, k, w, u, pairs = (
-        poisoned(*of_chunks, CHUNK, width, dtype=dtype, device=qkv.device)
+        poisoned(sequences, chunks, heads, CHUNK, width, dtype=dtype, device=qkv.device)
         for width in (padded_keys, padded_keys, padded_keys, padded_dim, CHUNK)
     )
-    total = poisoned(*of_chunks, padded_keys, dtype=torch.float32, device=qkv.device)
+    total = poisoned(sequences, chunks, heads, padded_keys, dtype=torch.float32, device=qkv.device)
     common = {
         "q_ptr": q, "k_ptr": k, "w_ptr": w, "u_ptr": u, "pair_ptr": pairs, "total_ptr": total,
         "num_tokens": num_tokens, "heads": heads, "key_dim": key_dim, "dim": dim,

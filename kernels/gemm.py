@@ -187,22 +187,22 @@ def _specialized(
 
 @triton.jit
 def _stream_k(
-    x_desc, w_desc, y_ptr, parts_ptr, count_ptr, m, n, k, whole, share,
+    x_desc, w_desc, y_ptr, parts_ptr, count_ptr, m, n, k, whole_tiles, share,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """Every PROGRAMS-th of the first `whole` tiles of y, and before them an equal `share` of blocks of k of all others,
+    """Every PROGRAMS-th of the first `whole_tiles` of y, and before them an equal `share` of blocks of k of all others,
     which are fewer than programs: parts of one tile or two. The last program of a tile adds its parts, in order.
     """
     program, blocks = tl.program_id(0), tl.cdiv(k, BLOCK_K)
     tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
     position = program * share
-    end = min(position + share, (tiles - whole) * blocks)
+    end = min(position + share, (tiles - whole_tiles) * blocks)
     inside = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    for turn in range(2 + whole // PROGRAMS):
+    for turn in range(2 + whole_tiles // PROGRAMS):
         divided, is_whole = position // blocks, turn >= 2
         start = tl.where(is_whole, 0, position % blocks)
         stop = tl.where(is_whole, blocks, min(blocks, start + max(end - position, 0)))
-        tile = tl.where(is_whole, program + (turn - 2) * PROGRAMS, whole + divided)
+        tile = tl.where(is_whole, program + (turn - 2) * PROGRAMS, whole_tiles + divided)
         position += tl.where(is_whole, 0, stop - start)
         row, column = tile_of(tile, m, n, BLOCK_M, BLOCK_N, GROUP)
         accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
@@ -410,7 +410,7 @@ def plan(
                 "x_desc": TensorDescriptor.from_tensor(x, [tile.block_m, tile.block_k]),
                 "w_desc": TensorDescriptor.from_tensor(w, [tile.block_n, tile.block_k]),
                 "y_ptr": y, "parts_ptr": parts, "count_ptr": torch.zeros(rest, dtype=torch.int32, device=x.device),
-                "m": m, "n": n, "k": k, "whole": tiles - rest, "share": cdiv(rest * blocks, programs),
+                "m": m, "n": n, "k": k, "whole_tiles": tiles - rest, "share": cdiv(rest * blocks, programs),
                 "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "GROUP": GROUP_M,
                 "PROGRAMS": programs,
             },

@@ -129,14 +129,18 @@ def best(result: ServicePlan) -> str:
             answer = "No plan is known to meet the targets." if result.unmeasured else "No plan meets the targets."
             return f"{answer}{_at_the_bound(result)}"
         return f"No plan that meets the targets has {_priced(result)}."
-    within = " within the targets" if any(_targets(result.goals)) else ""
-    sustained = f"sustains {digits(one.rate_within)} requests/s{within}"
+    sustained = f"sustains {digits(one.rate_within)} requests/s{_within(result)}"
     return (
         f"Lowest in {result.unit}: {_priced_one(one, result)}{_token_price(one, result)}.{_verdict(result)} Mean TTFT "
         f"{seconds(one.ttft_s)}, TPOT {seconds(one.tpot_s)}; {digits(one.batch)} sequences decode concurrently on each "
         f"replica (batch limit {one.limit}); {sustained}.{_ttft_parts(one)}{_other_kind(one, result)}"
         f"{_at_the_bound(result)}"
     )
+
+
+def _within(result: ServicePlan) -> str:
+    """What a rate is highest within; "" without targets."""
+    return " within the targets" * any(_targets(result.goals))
 
 
 def _targets(goals: Goals) -> Iterator[str]:
@@ -282,7 +286,7 @@ def tables(result: ServicePlan) -> list[Table]:
     each = _table(
         result, lowest if result.best else none, result.best_by_device, _MAX_FIRST_ROWS,
         f"{bound}Batch: mean concurrent sequences of each replica < batch limit, the least that serves the rate in "
-        f"closed form. Req/s: highest rate within the targets.{when}",
+        f"closed form. Req/s: highest rate{_within(result)}.{when}",
     )  # fmt: skip
     front = _table(result, "Pareto front (price, power, devices, times, req/s)", result.front, _MAX_ROWS)
     why = Reasons(
@@ -475,7 +479,7 @@ def _cards(result: ServicePlan) -> list[Card]:
         Card(label="TTFT", value=seconds(one.ttft_s), about="mean"),
         Card(label="TPOT", value=seconds(one.tpot_s), about="mean"),
         Card(label="max requests/s", value=digits(one.rate_within),
-             about=f"within the targets; {result.rate:g} requested"),
+             about="; ".join(filter(None, (_within(result).strip(), f"{result.rate:g} requested")))),
     ]  # fmt: skip
 
 

@@ -14,6 +14,10 @@ gpt-oss-120b  reconcile/by_model/openai_GPT-OSS-120B/inferencemax.csv of github.
 TTFT is as the sources state it: medians of deepseek-r1, means of gpt-oss-120b. Nothing was developed on that of half of
 the settings, by a hash of their names (`is_scored()`).
 
+SGLang's prompts on B300 have more tokens for the server than for the client, whose tokenizer transformers 5 had
+changed: 7,140 of the client were 35,921 (github.com/SemiAnalysisAI/InferenceX, pull 937; pull 1502 ran them again with
+one tokenizer). Throughput counts those of the client.
+
 The benchmark is as benchmarks/*.sh of github.com/SemiAnalysisAI/InferenceX run it, with its client. SGLang's chunks,
 the decode steps after which it looks for requests, and memory fractions of all are those of its scripts (there and in
 single_node/fixed_seq_len/: --chunked-prefill-size, --scheduler-recv-interval, --mem-fraction-static and others). The
@@ -21,6 +25,7 @@ checkpoints in 4 bits have projections of attention in 16 bits (nvidia's model c
 """
 
 import csv
+from functools import partial
 from hashlib import sha256
 from math import nan
 from pathlib import Path
@@ -38,6 +43,7 @@ _CHUNKS = {"h200-sxm": 32768, "mi300x": 131072, "mi325x": 131072, "mi355x": 1966
 _POLLED = ("b200", "b300")  # SGLang looks for requests after 30 decode steps there, or 10 with few clients
 _DELAYED = "fcfs:8192,hold=40,fill=0.8"  # batch_wait_timeout_iters, batch_wait_max_tokens_ratio
 _LEAST = 0.8  # of a length
+_RETOKENIZED = 35921 / 7140  # tokens of the server in one of the client, of SGLang's runs on B300
 _FRACTIONS = {"vllm": 0.9, "tensorrt-llm": 0.85, "atom": None}  # of gpt-oss
 _VERSION = (
     "0.13"  # of vLLM, of January 2026; the script of B200 sets fuse_allreduce_rms, which later ones do by default
@@ -81,14 +87,14 @@ def _served(row) -> Found:
     clients = int(row["concurrency"])
     asked = {
         "concurrency": clients, "client": "inferencex", "max_batch": clients,
-        "prompt_lengths": int(row["prompt"]), "gen_lengths": int(row["gen"]), **_asked(row),
+        "prompt_lengths": round(_retokenized(row) * int(row["prompt"])), "gen_lengths": int(row["gen"]), **_asked(row),
     }  # fmt: skip
     run = simulate(row["model"], row["device"], policy=policy(row), **asked)
-    least = run
+    token_s, least = partial(_token_s, retokenized=_retokenized(row)), run
     if row["layout"].startswith("dp"):  # whose ranks wait for each other: less, where prompts are in smaller parts
-        least = min(run, simulate(row["model"], row["device"], policy=_PARTS, **asked), key=_token_s)
+        least = min((run, simulate(row["model"], row["device"], policy=_PARTS, **asked)), key=token_s)
     runs = (least, run.expected)
-    served = (_token_s(one) * float(row["tokens_per_s"]) for one in runs)
+    served = (token_s(one) * float(row["tokens_per_s"]) for one in runs)
     first = (float(statistic(row)(one.ttft_s)) / float(row["ttft_s"]) for one in (run, run.expected))
     return Found(
         tuple(served), tuple(float(np.median(one.tpot_s)) / float(row["tpot_s"]) for one in runs), tuple(first)
@@ -128,15 +134,27 @@ def memory_fraction(row):
     return 0.8 if row["device"].startswith("mi") else 0.82 if row["device"] == "h200-sxm" else 0.85
 
 
+def is_former(row):
+    """Whether a result is of a version of SGLang in which prompts took longer: 0.5.3 with --enable-symm-mem, before
+    its pull 12524. That of InferenceX's dsr1-fp4-b200-sglang until November 2025 was v0.5.3rc1.
+    """
+    return row["engine"] == "sglang" and row["device"] == "b200" and row["date"] < "2025-11-18"
+
+
 def is_scored(row):
     """Whether nothing was developed on the TTFT of a result, of which half of the settings are."""
     names = ("model", "device", "engine", "quant", "layout", "prompt", "gen")
     return sha256(",".join(row[name] for name in names).encode()).digest()[-1] % 2 == 1
 
 
-def _token_s(run):
-    """Time of an input or output token on each device. [s]"""
-    return run.span_s * run.devices / float(np.sum(run.traffic.prompt + run.traffic.gen))
+def _retokenized(row):
+    """Tokens of a prompt for the server in one for the client, by which a result counts them."""
+    return _RETOKENIZED if (row["engine"], row["device"]) == ("sglang", "b300") else 1.0
+
+
+def _token_s(run, retokenized):
+    """Time of an input or output token, as the client counts them, on each device. [s]"""
+    return run.span_s * run.devices / float(np.sum(run.traffic.prompt / retokenized + run.traffic.gen))
 
 
 def _decoding(row) -> Found:
@@ -147,7 +165,8 @@ def _decoding(row) -> Found:
 
 def _answer(row, *, batch, techniques=()):
     setting = Setting.of(row["model"], row["device"], techniques=techniques, **_asked(row))
-    prompt, gen = (round((_LEAST + 1) / 2 * int(row[name])) for name in ("prompt", "gen"))
+    prompt, gen = ((_LEAST + 1) / 2 * int(row[name]) for name in ("prompt", "gen"))
+    prompt, gen = round(_retokenized(row) * prompt), round(gen)
     return GenerationResult.of(Evaluation(setting=setting, batch=batch, prompt=prompt, gen=gen))
 
 

@@ -196,12 +196,10 @@ def test_bound_excludes_host_time():
 
 def published(engine, *, most):
     """Expected over published TTFTs of an engine with up to `most` requests in flight, of the half on which nothing was
-    developed; B300's prompts of 8192 tokens, which took seconds, are left out (docs/inferencex.md says more).
+    developed.
     """
     rows = [row for row in ROWS if row["engine"] == engine and not row["decoding"] and is_scored(row)]
-    rows = [
-        row for row in rows if int(row["concurrency"]) <= most and (row["device"], row["prompt"]) != ("b300", "8192")
-    ]
+    rows = [row for row in rows if int(row["concurrency"]) <= most]
     return [found(row).first[1] for row in rows[:: max(len(rows) // 12, 1)]]
 
 

@@ -139,7 +139,7 @@ def best(result: ServicePlan) -> str:
 
 
 def _within(result: ServicePlan) -> str:
-    """What a rate is highest within; "" without targets."""
+    """Condition of the highest rate; "" without targets."""
     return " within the targets" * any(_targets(result.goals))
 
 

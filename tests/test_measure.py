@@ -137,7 +137,9 @@ def test_shapes_that_differ_in_one_size_only_can_be_ordered():
     assert spread([(8, 1), (8, 2), (8, 4)]) == [0, 2, 1]
 
 
-def test_repetitions_end_when_the_median_is_settled():
+def test_repetitions_end_when_the_median_is_settled(monkeypatch):
+    ticks = count()
+    monkeypatch.setattr(timing, "monotonic", lambda: 1e-4 * next(ticks))
     assert settled(lambda: TimingSample(1e-5), 10.0).repeats == 8  # too few at 4 to know
     noisy = count()
     found = settled(lambda: TimingSample(1e-5 * (1 + next(noisy) % 2)), 0.02)
@@ -360,11 +362,16 @@ def test_kernel_kinds_alternate_and_start_with_fast_problems(tmp_path):
     )
 
 
-def test_time_limit_ends_a_run_and_skips_slow_kernels(tmp_path):
+def test_time_limit_ends_a_run_and_skips_slow_kernels(tmp_path, monkeypatch):
     library = Library()
-    found = run(tmp_path / "a", library, seconds=0.2)
-    assert 0 < len(library.asked) < len(problems(["qwen3-0.6b"], ["bf16"]))
-    assert found.elapsed < 2
+    limited = session(tmp_path / "a", library, seconds=0.2)
+    with monkeypatch.context() as patched:
+        ticks = count()
+        patched.setattr(session_module, "monotonic", lambda: limited.start + 1e-3 * next(ticks))
+        chosen = select_problems([library], ("qwen3-0.6b",), ("gemm",), ("bf16",))
+        limited.measure_kernels(chosen, lambda _: None)
+        assert 0 < len(library.asked) < len(problems(["qwen3-0.6b"], ["bf16"]))
+        assert limited.elapsed < 0.3
     slow = Library()
     slow.calls = lambda problem, kernel, sets: [lambda: problem["M"] * 1.0] * sets
     found = session(tmp_path / "b", slow)

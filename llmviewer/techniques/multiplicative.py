@@ -45,6 +45,8 @@ class Multiplicative(OnLinears):
     OPs and bytes.
     """
 
+    order = 0  # as others that replace layers, before low-rank, which factors what they leave
+
     targets: str = parameter("names of linears, with wildcards and joined by +, such as *_proj or q_proj+v_proj",
                              "[qkv]_proj")  # fmt: skip
     modules: int = parameter("modules; 0: the root of the width, with which the matrices are smallest", 0, least=0)

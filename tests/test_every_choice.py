@@ -20,7 +20,7 @@ from llmviewer.techniques import declaration, parse_technique, techniques
 
 MODEL, DEVICE = "llama-68m", "h100-sxm"
 SIZE = ("--prompt", "300", "--gen", "20")
-NEEDED = {"draft": "llama-68m", "size": "256", "scheme": "half", "phrases": "1000"}
+NEEDED = {"draft": "llama-68m", "size": "256", "scheme": "half", "phrases": "1000", "share": "0.25"}
 TEXTS = {"tree": ("4x2x2",), "scorer": ("opt-125m",), "router": ("roberta-base",),
          "targets": ("*", "q_proj+v_proj"), "draft": ("opt-125m",),
          "scorer_quant": ("W8A8,scorer=opt-125m",), "draft_quant": ("W4A16g128",)}  # fmt: skip

@@ -14,10 +14,11 @@ from ..operators.base import Operator, Role, Tensor
 from ..operators.elementwise import Norm, Rope
 from ..operators.linear import Linear
 from ..records import frozen
+from ..workload import Workload
 from . import technique
 from ._masks import causal_masks, replace_self_attention_mask
 from ._parameters import parameter
-from ._technique import Kind, Requirement, SettingView, Technique, overrides
+from ._technique import Finding, Kind, Requirement, SettingView, Technique, overrides
 from .eviction import Budget
 from .prompts import ChunkedPrefill
 
@@ -86,6 +87,11 @@ class SegmentRecurrence(ChunkedPrefill):
         read = replace(x, width=self.ratio * x.width, rows=rows)
         compress = parts.project("compress", read, x.width)
         yield replace(compress, outputs=(replace(compress.result, rows=rows),))
+
+    def findings(self, setting: SettingView, step: Workload) -> tuple[Finding, ...]:
+        (s,) = step.groups
+        text = f"prompts are one segment: tokens={self.tokens} changes nothing" if s.source <= self.tokens else ""
+        return (*super().findings(setting, step), *((Finding(key="one_segment", value=1, text=text),) if text else ()))
 
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
         if self.ratio != _RATIO and not self.compressed:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 PACKAGE = "axe-core@4.14.1"
 SERIOUS = ("serious", "critical")
 _WIDTHS = {"light": 1280, "dark": 390}
+_TIMEOUT_MS = 120_000  # of a busy machine
 _RUN = "async () => (await axe.run(document, {resultTypes: ['violations']})).violations"
 _ADVISED = ("best-practice", "experimental")  # tags of rules beyond WCAG
 
@@ -56,6 +57,7 @@ def _violations(browser: Browser, url: str, script: Path) -> Iterator[tuple[str,
     for scheme, width in _WIDTHS.items():
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
         page = context.new_page()
+        page.set_default_timeout(_TIMEOUT_MS)
         for tab in TABS:
             open_page(page, f"{url}{link(tab, state=EXAMPLE)}")
             page.add_script_tag(path=script)

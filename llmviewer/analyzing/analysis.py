@@ -179,6 +179,8 @@ def analyze(
         setting, request, batch_is_max = model, hardware, False
         if not isinstance(request, Request):
             raise InputError(f"request must be a Request, which follows a Setting; got {request!r}")
+        if options:
+            raise InputError(f"{next(iter(options))} must be left out after a Setting and a Request, which have it")
     elif isinstance(hardware, Request):
         raise InputError(f"model must be a Setting before a Request; got {model!r}")
     else:

@@ -184,7 +184,7 @@ def test_a_setting_needs_a_request_and_a_request_a_setting():
         analyze(Setting.of("gpt2", "l4"), "l4")
     with pytest.raises(InputError, match=r"^model must be a Setting before a Request; got 'gpt2'$"):
         analyze("gpt2", Request())
-    with pytest.raises(InputError, match="^tp must be left out after a Setting and a Request, which have it$"):
+    with pytest.raises(InputError, match=r"^tp must be left out after a Setting and a Request, which have it$"):
         analyze(Setting.of("gpt2", "l4"), Request(), tp=2)
     with pytest.raises(InputError, match=r"^batch must be a whole number of at least 1; got 0$"):
         analyze(Setting.of("gpt2", "l4"), Request(batch=0))

@@ -68,7 +68,7 @@ const searchList = (event) => {
   if (focused !== button) {
     if (!search || !isSearching || event.type === "keyup") return;
     if (focused !== search) search.focus();
-    if (search.value !== text) search.value = text; // which is drawn after the next letter
+    if (text.length > search.value.length && text.startsWith(search.value)) search.value = text; // not drawn yet
     return;
   }
   if (!isLetter) return;

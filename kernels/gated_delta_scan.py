@@ -117,10 +117,11 @@ def _chunk_products(
     else:
         decay = tl.load(decay_ptr + scalars, valid, 0.0).to(tl.float32) + tl.load(bias_ptr + head).to(tl.float32)
         logs = tl.where(valid, -rate * softplus(decay), 0.0)
-        of_pairs, rounded = decays(running_sums(logs, CHUNK), CHUNK), k.to(DTYPE)
+        sums = running_sums(logs, CHUNK)
+        of_pairs, rounded = decays(sums, CHUNK), k.to(DTYPE)
         weights = tl.dot(q.to(DTYPE), rounded.T, input_precision=PRECISION) * of_pairs
         pairs = tl.where(earlier, tl.dot(rounded, rounded.T, input_precision=PRECISION) * of_pairs, 0.0)
-        sums = running_sums(logs, CHUNK)[:, None]
+        sums = sums[:, None]
         total = tl.zeros((KEY_DIM,), dtype=tl.float32) + tl.sum(logs, 0)
     chunk = (sequence * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * heads + head
     key_at = chunk * CHUNK * KEY_DIM + token[:, None] * KEY_DIM + keys[None, :]

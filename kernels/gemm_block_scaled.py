@@ -38,9 +38,9 @@ from .gemm import (
     tolerance,
     workload,
 )
+from .gemm_weight_only import e2m1_numbers
 
 _ROWS, _GROUPS = 128, 4  # of a block of scales
-_E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)  # OCP Microscaling Formats v1.0, table 4
 
 
 @frozen
@@ -195,7 +195,7 @@ def _numbers(codes: torch.Tensor, scales: torch.Tensor, group: int) -> torch.Ten
     """The numbers [rows, k] in fp32 of codes and of scales in blocks."""
     if codes.dtype == torch.uint8:
         nibbles = torch.stack((codes & 15, codes >> 4), 2).flatten(1).long()
-        numbers = torch.tensor(_E2M1, device=codes.device)[nibbles & 7] * (1 - 2 * (nibbles >> 3))
+        numbers = e2m1_numbers(nibbles)
     else:
         numbers = codes.float()
     in_rows = (

@@ -365,6 +365,12 @@ def codes(w: torch.Tensor, bits: int) -> torch.Tensor:
     return packed.transpose(0, 1).reshape(w.shape[1], -1)
 
 
+def e2m1_numbers(groups: torch.Tensor) -> torch.Tensor:
+    """The numbers of codes of e2m1."""
+    magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=groups.device)  # OCP MX v1.0, table 4
+    return magnitudes[groups & 7] * (1 - 2 * (groups >> 3))
+
+
 def reference(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -376,8 +382,7 @@ def reference(
     """The product of x and the dequantized weights [M, N]; in fp32."""
     groups = codes(w, _BITS[kind])
     if kind == "mxfp4":
-        magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=w.device)  # OCP MX v1.0, table 4
-        values = magnitudes[groups & 7] * (1 - 2 * (groups >> 3))
+        values = e2m1_numbers(groups)
         exponents = scale.transpose(0, 1).reshape(w.shape[1], -1).float()
         return (x.float() @ (values * torch.exp2(exponents - 127).repeat_interleave(MX_GROUP, 1)).T,)
     group = x.shape[1] // scale.shape[0]

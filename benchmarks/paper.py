@@ -181,7 +181,7 @@ def main() -> None:
 def page() -> str:
     """The page on both surveys."""
     text = _HEAD + table_1() + figures() + table_2() + table_4() + table_5() + table_6()
-    return "\n\n".join(map(_filled, text.split("\n\n")))
+    return "\n\n".join(map(_filled, text.strip().split("\n\n"))) + "\n"
 
 
 def table_1() -> str:

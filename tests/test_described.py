@@ -153,7 +153,7 @@ PARTS = [  # where it stands, part, its parameters, bytes of cache per token
         D * 16 + D * 256 + 2 * 16 + 16 + 8 * 2 + 16 * 8 * 2 + 16 * 256 + 256 * D + D,
         0,
     ),
-    ("mixer", "{kind: ckconv, inner: 16}", D + 16 + 16 * 16 + D * D * 16 + 2 * 16, D * 2),  # what is convolved
+    ("mixer", "{kind: ckconv, inner: 16}", D + 16 + 16 * 16 + D * D * 16 + 2 * 16 + D * D, D * 2),  # what is convolved
     ("mixer", "{kind: h3, taps: 3, states: 4}", 4 * (D * D + D) + D * 3 + D + D + 2 * (D * 4 * 2), 0),
     (
         "mixer",

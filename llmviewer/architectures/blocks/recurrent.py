@@ -633,7 +633,10 @@ class ImplicitHyena:
             name="long_filter",
             inputs=(gate, parts.cache("history", width)),
             outputs=(parts.tensor("long_filter", width),),
-            weights=(parts.weight("D", width), *self._filter(parts, width)),
+            weights=(
+                parts.weight("D", width),
+                *_filter_weights(parts, width, features=self.features, inner=self.inner, depth=self.depth),
+            ),
         )
         return (
             projections,
@@ -643,17 +646,17 @@ class ImplicitHyena:
             parts.project("out_proj", long_conv.result, width, bias=True),
         )
 
-    def _filter(self, parts: Parts, width: int) -> tuple[Weight, ...]:
-        return made_filter(parts, width, features=self.features, inner=self.inner, depth=self.depth)
 
-
-def made_filter(parts: Parts, width: int, *, features: int, inner: int, depth: int) -> tuple[Weight, ...]:
+def _filter_weights(
+    parts: Parts, width: int, *, features: int, inner: int, depth: int, last_bias: bool = False
+) -> tuple[Weight, ...]:
     """The weights of a network that makes a filter, which stay, and the `width` values that it makes of the `features`
     of a position, of which a pass reads one row for each.
     """
     sizes = [(inner, features), *[(inner, inner)] * depth, (width, inner)]
     layers = [replace(parts.weight(f"filter.{n}.weight", *size), rows=Form()) for n, size in enumerate(sizes)]
-    biases = [replace(parts.weight(f"filter.{n}.bias", inner), rows=Form()) for n in range(depth + 1)]
+    bias_sizes = [inner] * (depth + 1) + [width] * last_bias
+    biases = [replace(parts.weight(f"filter.{n}.bias", size), rows=Form()) for n, size in enumerate(bias_sizes)]
     values = replace(parts.weight("filter", 1, width), tied=True, rows=longest_context())
     return (*layers, *biases, values)
 
@@ -661,23 +664,23 @@ def made_filter(parts: Parts, width: int, *, features: int, inner: int, depth: i
 @frozen(kw_only=True)
 class ContinuousConv:
     """CKConv: a convolution as long as the context from all channels to all, whose filter a small network of the
-    position makes (arXiv:2102.02611, section 4).
+    position makes (arXiv:2102.02611, section 4; github.com/dwromero/ckconv, ckconv/nn/ckconv.py).
 
     What is convolved stays in memory, a row for each token, and every pass convolves all of it.
 
-    inner  width of the network, which has three layers
+    inner  width of the network, which has three layers with biases
     """
 
     inner: int = 32
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        kept_rows = parts.elementwise("history_copy", x, ops=0)
-        kept_rows = replace(kept_rows, outputs=(parts.cached("history", x.width),))
-        filter_weights = made_filter(parts, x.width**2, features=1, inner=self.inner, depth=1)
+        history_copy = parts.elementwise("history_copy", x, ops=0)
+        history_copy = replace(history_copy, outputs=(parts.cached("history", x.width),))
+        filter_weights = _filter_weights(parts, x.width**2, features=1, inner=self.inner, depth=1, last_bias=True)
         conv = MixedConv(
             name="long_filter",
             inputs=(parts.cache("history", x.width),),
             outputs=(parts.tensor("long_filter", x.width),),
             weights=(parts.weight("bias", x.width), *filter_weights),
         )
-        return (kept_rows, conv)
+        return (history_copy, conv)

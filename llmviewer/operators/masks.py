@@ -418,30 +418,50 @@ class Compressed(Mask):
 
 
 @frozen
-class ShardedKeys(Mask):
-    """A mask on one of `ranks` devices that divide keys evenly."""
+class DerivedMask(Mask):
+    """A mask whose amounts follow from those of another."""
 
     mask: Mask
-    ranks: int
+
+    @abstractmethod
+    def amount(self, form: Form) -> Form:
+        """An amount of this mask, from that of the other."""
 
     @property
     def pairs(self) -> Form:
-        return self.mask.pairs / self.ranks
+        return self.amount(self.mask.pairs)
 
     @property
     def cells(self) -> Form:
-        return self.mask.cells / self.ranks
+        return self.amount(self.mask.cells)
 
     @property
     def keys_read(self) -> Form:
-        return self.mask.keys_read / self.ranks
+        return self.amount(self.mask.keys_read)
 
     @property
     def keys_cached(self) -> Form:
-        return self.mask.keys_cached / self.ranks
+        return self.amount(self.mask.keys_cached)
+
+    def streamed(self, tile: float, resident: float) -> Form | None:
+        rows = self.mask.streamed(tile, resident)
+        return None if rows is None else self.amount(rows)
 
     def __str__(self) -> str:
         return str(self.mask)
+
+
+@frozen
+class ShardedKeys(DerivedMask):
+    """A mask on one of `ranks` devices that divide keys evenly."""
+
+    ranks: int
+
+    def amount(self, form: Form) -> Form:
+        return form / self.ranks
+
+    def streamed(self, tile: float, resident: float) -> Form | None:  # noqa: ARG002
+        return None
 
 
 class ShardedQueries(ShardedKeys):
@@ -456,34 +476,13 @@ class ShardedQueries(ShardedKeys):
 
 
 @frozen
-class ShardedSequences(Mask):
+class ShardedSequences(DerivedMask):
     """A mask on the one of `ranks` devices with most sequences, which they divide."""
 
-    mask: Mask
     ranks: int
 
-    @property
-    def pairs(self) -> Form:
-        return self.mask.pairs.on(batch_share(self.ranks))
-
-    @property
-    def cells(self) -> Form:
-        return self.mask.cells.on(batch_share(self.ranks))
-
-    @property
-    def keys_read(self) -> Form:
-        return self.mask.keys_read.on(batch_share(self.ranks))
-
-    @property
-    def keys_cached(self) -> Form:
-        return self.mask.keys_cached.on(batch_share(self.ranks))
-
-    def streamed(self, tile: float, resident: float) -> Form | None:
-        rows = self.mask.streamed(tile, resident)
-        return None if rows is None else rows.on(batch_share(self.ranks))
-
-    def __str__(self) -> str:
-        return str(self.mask)
+    def amount(self, form: Form) -> Form:
+        return form.on(batch_share(self.ranks))
 
 
 @frozen

@@ -40,8 +40,8 @@ class SegmentRecurrence(ChunkedPrefill):
     Source: arXiv:1901.02860, section 3.2 (github.com/kimiyoung/transformer-xl, pytorch/mem_transformer.py projects
     memory and segment together); compressed: arXiv:1911.05507, section 3.
     Use when: texts are far longer than a segment: time and memory of a token stop growing.
-    Limits: the model must be trained with it. A step projects the whole memory for one token, so steps of a few tokens
-    cost as much as a segment; caches of keys and values with a window (`window`) do not.
+    Limits: the model must be trained with it. A step projects keys and values of the whole memory for one token, half
+    as many as a segment of as many tokens; caches of keys and values with a window (`window`) project none again.
     Not modeled: the projection of relative positions and its product with queries.
     """
 
@@ -57,22 +57,22 @@ class SegmentRecurrence(ChunkedPrefill):
 
     def _recurrent(self, block: Block) -> Block:
         """The block whose attention projects what is remembered."""
-        kept_names = _projected(block)
+        key_value_names = _projected(block)
         mask = Budget(self.memory + self.compressed)
         with_mask = replace_self_attention_mask(block, lambda _: mask)
-        first = next(op for op in block.operators if isinstance(op, Linear) and _names(op.outputs) & kept_names)
+        first = next(op for op in block.operators if isinstance(op, Linear) and _names(op.outputs) & key_value_names)
         x = first.inputs[0]
         parts = Parts(format=x.format)
         remember = replace(parts.elementwise("remember", x, ops=0), outputs=(parts.cached(_MEMORY, x.width),))
 
         def tensor(t: Tensor) -> Tensor:
-            return (
-                replace(t, role=Role.ACTIVATION, rows=mask.keys_read, retained_rows=None) if t.name in kept_names else t
-            )
+            if t.name not in key_value_names:
+                return t
+            return replace(t, role=Role.ACTIVATION, rows=mask.keys_read, retained_rows=None)
 
         def operator(op: Operator) -> Operator:
             changed = op.with_tensors(tensor)
-            if not (isinstance(op, Linear) and _names(op.outputs) & kept_names):
+            if not (isinstance(op, Linear) and _names(op.outputs) & key_value_names):
                 return changed
             return replace(changed, inputs=(parts.cache(_MEMORY, x.width, mask),))
 

@@ -1,4 +1,4 @@
-"""Tokens and heads that are pruned from layer to layer."""
+"""Tokens and heads that are pruned from layer to layer, and tokens that skip attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..operators.attention import Attention
 from ..operators.base import Operator, Tensor, Weight
 from ..operators.elementwise import Add, Norm
 from ..operators.linear import Linear
-from ..operators.masks import Causal, Mask
+from ..operators.masks import Causal, DerivedMask
 from ..records import frozen
 from . import technique
 from ._layers import shares_left
@@ -34,35 +34,17 @@ _WHOLE_FOR_TOKENS: Final = 0.15  # fraction of the layers, at the start, that ke
 _WHOLE_FOR_HEADS: Final = 0.3
 _STATES: Final = 8  # complex modes of a channel, 16 elements of state
 _CHOICES: Final = 2  # scores of a token: to attend or not
-_BEYOND: Final = (EarlyExit, Halting, MixtureOfDepths)
+_DEPTH_TECHNIQUES: Final = (EarlyExit, Halting, MixtureOfDepths)
 
 
 @frozen
-class PartOfMask(Mask):
+class PartOfMask(DerivedMask):
     """The fraction `share` of the pairs and keys of a mask."""
 
-    mask: Mask
     share: float
 
-    @property
-    def pairs(self) -> Form:
-        return self.share * self.mask.pairs
-
-    @property
-    def cells(self) -> Form:
-        return self.share * self.mask.cells
-
-    @property
-    def keys_read(self) -> Form:
-        return self.share * self.mask.keys_read
-
-    @property
-    def keys_cached(self) -> Form:
-        return self.share * self.mask.keys_cached
-
-    def streamed(self, tile: float, resident: float) -> Form | None:
-        rows = self.mask.streamed(tile, resident)
-        return None if rows is None else self.share * rows
+    def amount(self, form: Form) -> Form:
+        return self.share * form
 
     def __str__(self) -> str:
         return f"{self.share:.3g} of {self.mask or 'all'}"
@@ -75,31 +57,13 @@ class UncachedPartOfMask(PartOfMask):
 
 
 @frozen
-class OnStream(Mask):
+class OnStream(DerivedMask):
     """A mask on a part of the pass."""
 
-    mask: Mask
     stream: Stream
 
-    @property
-    def pairs(self) -> Form:
-        return self.mask.pairs.on(self.stream)
-
-    @property
-    def cells(self) -> Form:
-        return self.mask.cells.on(self.stream)
-
-    @property
-    def keys_read(self) -> Form:
-        return self.mask.keys_read.on(self.stream)
-
-    @property
-    def keys_cached(self) -> Form:
-        return self.mask.keys_cached.on(self.stream)
-
-    def streamed(self, tile: float, resident: float) -> Form | None:
-        rows = self.mask.streamed(tile, resident)
-        return None if rows is None else rows.on(self.stream)
+    def amount(self, form: Form) -> Form:
+        return form.on(self.stream)
 
     def __str__(self) -> str:
         return f"{self.stream} {self.mask}".rstrip()
@@ -118,7 +82,7 @@ class TokenPruning(Technique):
     pairs and keys x left. A batch reads the projections of 1 - (1 - heads)^sequences of the heads.
     Source: arXiv:2012.09852: 1.9 times fewer tokens and 1.1 times fewer heads on average, 3.8 times fewer tokens with
     GPT-2 (heads=0.909,tokens=0.263). Of the layers that keep all, 15 % is in github.com/kssteven418/LTP
-    (prune_modules.py), and 30 % is recalled.
+    (prune_modules.py, where they are three at least), and 30 % is recalled.
     Use when: prompts are long or encoders classify texts, much of which does not matter.
     Limits: no gain in weights of feed-forward networks, nor in memory for weights.
     Not modeled: adding up the scores that rank tokens and heads, one OP per pair, which fused attention kernels do not
@@ -305,7 +269,7 @@ def _on(op: Operator, stream: Stream) -> Operator:
 
 def _layers_reason(setting: SettingView, others: Sequence[Technique]) -> str:
     """The reason why layers cannot leave out tokens; "" if they can."""
-    other = next((one for one in others if isinstance(one, (*_BEYOND, TokenPruning, SparseActivation))), None)
+    other = next((one for one in others if isinstance(one, (*_DEPTH_TECHNIQUES, TokenPruning, SparseActivation))), None)
     if other:
         return f"{other.name} also leaves out tokens in layers; give one of the two"
     return partial_layers_reason(setting)

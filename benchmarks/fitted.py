@@ -1,7 +1,8 @@
 """Results of fits that are not computed again while the rows and the code that they follow from stay the same.
 
 benchmarks/fitted.json has the digest of each computation with its result; that of a profile's fit is the digest of its
-entry, so that an entry which was changed since is fitted again. Code is compared without comments and docstrings.
+entry, so that an entry which was changed since is fitted again. Code is compared without comments, docstrings, imports
+and flags.
 """
 
 from __future__ import annotations

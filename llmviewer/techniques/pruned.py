@@ -136,7 +136,7 @@ class StructuredPruning(Technique):
         if self.layers < 1 and left == layers:
             return f"layers must leave out one of {layers}; got {self.layers:g}"
         if (self.first or self.last) and min(self.heads, self.ffn, self.experts) == 1:
-            return "first and last keep heads, neurons and experts, of which none is removed; leave them out"
+            return "first and last keep heads, neurons and experts, but heads, ffn and experts are 1; leave both out"
         return f"first and last leave none of the {left} layers to prune" if self.first + self.last >= left else ""
 
     def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:  # noqa: ARG002

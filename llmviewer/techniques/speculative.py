@@ -102,13 +102,20 @@ class Speculative(Drafting):
     def auxiliary_graphs(self, setting: SettingView) -> tuple[Graph, ...]:
         return super().auxiliary_graphs(setting) * self.drafts
 
-    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
-        if self.tree and not re.fullmatch(r"[1-9]\d{0,2}(x[1-9]\d{0,2}){0,15}", self.tree):
+    def _tree_problem(self) -> str:
+        """The reason why the tree cannot be drafted; "" if it can."""
+        if not re.fullmatch(r"[1-9]\d{0,2}(x[1-9]\d{0,2}){0,15}", self.tree):
             return f"tree must be candidates after each token, by depth, such as 4x2x2; got {self.tree!r}"
-        if self.tree and (self.drafts > 1 or self.staged > 1 or self.gamma != _GAMMA):
-            several = f"drafts={self.drafts}" if self.drafts > 1 else f"staged={self.staged:g}"
-            other = f"gamma={self.gamma}" if self.gamma != _GAMMA else several
+        if self.gamma != _GAMMA:
+            return f"tree has the candidates of each depth, instead of gamma; leave out tree or gamma={self.gamma}"
+        if self.drafts > 1 or self.staged > 1:
+            other = f"drafts={self.drafts}" if self.drafts > 1 else f"staged={self.staged:g}"
             return f"a tree is drafted by one model, one depth in each pass; leave out tree or {other}"
+        return ""
+
+    def incompatibility(self, setting: SettingView, others: Sequence[Technique]) -> str:
+        if self.tree and (problem := self._tree_problem()):
+            return problem
         if self.staged > self.gamma:
             return f"staged must be at most gamma={self.gamma}, the tokens of a draft; got {self.staged:g}"
         if self.staged > 1 and self._staged_passes == self.gamma:

@@ -32,8 +32,8 @@ _MAX_REJECTED_ROWS: Final = 5
 _MAX_UNPRICED_NAMES: Final = 10
 _MIN_WHOLE_BATCH: Final = 10  # batches from which no decimal is shown
 _MIN_BOUND_SHARE: Final = 0.05  # share of bounds in a time from which it is noted
-_PERCENTILES: Final = "Percentiles of one replica of the best plan, with its share of the arrival rate:"
-_PERCENTILES_DISAGGREGATED: Final = "Percentiles of the best plan with separate prefill workers:"
+_PERCENTILES: Final = "Percentiles of one replica, with its share of the arrival rate:"
+_PERCENTILES_DISAGGREGATED: Final = "Percentiles with separate prefill workers:"
 _LINKS: Final = {
     KvLink.SCALE_OUT: "over scale-out links, or through the hosts if there are none",
     KvLink.SCALE_UP: "over scale-up links",

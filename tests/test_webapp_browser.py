@@ -732,6 +732,10 @@ def test_serving_is_simulated_point_by_point_until_it_is_stopped(page, server):
     page.click("#plan-start")
     page.wait_for_selector("#plan-result table tbody tr:has-text('h100-sxm')")
     assert page.inner_text("#plan-progress") == "1 of 1 searches"
+    fill(page, "plan_rate", "11")
+    page.wait_for_selector("#plan-bar", state="hidden")
+    fill(page, "plan_rate", "10")  # of which the results are there
+    page.wait_for_selector("#plan-result table tbody tr:has-text('h100-sxm')")
     page.click("#plan-result tbody a")
     page.wait_for_function("document.querySelector('#tab input[value=overview]').checked")
     assert "quant=fp8" in page.url

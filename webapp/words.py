@@ -125,9 +125,7 @@ CONTROLS: Final[Mapping[str, ControlWords]] = {
     ),
     "tpot": ControlWords("TPOT target [ms]", "Longest time per output token of the same requests.", "TPOT"),
     "within": ControlWords("Percentile", "Share of the requests that must be within the targets.", "goodput"),
-    "plan_rate": ControlWords(
-        "Plan for [requests/s]", "Mean rate that the planned servers have to serve.", "arrival rate"
-    ),
+    "plan_rate": ControlWords("Plan for [req/s]", "Mean rate that the planned servers have to serve.", "arrival rate"),
     "plan_most": ControlWords("At most [devices]", "Devices of all planned servers together.", "replica"),
     "plan_on": ControlWords("Devices of the plan", "Those chosen above, or all with a cloud price.", "device"),
     "pins": ControlWords(

@@ -105,47 +105,51 @@ const completeLists = new Map(); // options of a list that nothing is searched i
    new state. */
 const piecesOf = (name, { redrawnEvery, unit, hasButton }) => {
   const pieces = new Map();
-  let [asked, stopped] = [null, null]; // links of the last work, and of the one that a user stopped
+  let [currentLink, stoppedLink] = [null, null]; // of the last work, and of the one that a user stopped
   const set = (part, props) => document.getElementById(`${name}-${part}`) && window.dash_clientside.set_props(`${name}-${part}`, props);
-  const show = (link, total) => {
-    const got = pieces.get(link);
+  const setBar = (fraction) => {
     const bar = document.getElementById(`${name}-bar`);
-    if (bar) bar.value = got.length / total;
-    const done = got.length >= total;
-    if (done || stopped === link || got.length % redrawnEvery === 0)
-      window.dash_clientside.set_props(`${name}-points`, { data: `${link}#${JSON.stringify(got)}` });
-    set("stop", { disabled: done || stopped === link });
-    return `${got.length} of ${total} ${unit}${stopped === link && !done ? ", stopped" : ""}`;
+    if (bar) bar.value = fraction;
+  };
+  const show = (link, total) => {
+    const collected = pieces.get(link);
+    setBar(collected.length / total);
+    const done = collected.length >= total;
+    if (done || stoppedLink === link || collected.length % redrawnEvery === 0)
+      window.dash_clientside.set_props(`${name}-points`, { data: `${link}#${JSON.stringify(collected)}` });
+    set("stop", { disabled: done || stoppedLink === link });
+    return `${collected.length} of ${total} ${unit}${stoppedLink === link && !done ? ", stopped" : ""}`;
   };
   return {
     [`${name}Start`]: (jobs) => {
       if (!jobs) return window.dash_clientside.no_update;
       const { link, total } = JSON.parse(jobs);
       const waits = hasButton && !window.dash_clientside.callback_context.triggered.some(({ prop_id }) => prop_id.startsWith(`${name}-start.`));
-      const got = pieces.get(link) || [];
-      [asked, stopped] = [link, waits ? link : null];
-      if (waits && !got.length) {
+      const collected = pieces.get(link) || [];
+      [currentLink, stoppedLink] = [link, waits ? link : null];
+      setBar(0); // of earlier work, as the bar of a button stays
+      if (waits && !collected.length) {
         setTimeout(() => [set("progress", { children: "" }), set("stop", { disabled: true })], 0);
         return window.dash_clientside.no_update;
       }
-      pieces.set(link, got);
-      const asks = got.length < total && !waits;
-      setTimeout(() => [set("progress", { children: got.length ? show(link, total) : "" }), set("stop", { disabled: !asks })], 0);
-      return asks ? `${got.length}#${link}` : window.dash_clientside.no_update;
+      pieces.set(link, collected);
+      const asks = collected.length < total && !waits;
+      setTimeout(() => [set("progress", { children: collected.length ? show(link, total) : "" }), set("stop", { disabled: !asks })], 0);
+      return asks ? `${collected.length}#${link}` : window.dash_clientside.no_update;
     },
     [`${name}Collect`]: (got, jobs) => {
       if (!got || !jobs) return window.dash_clientside.no_update;
       const { link, ...piece } = JSON.parse(got);
       const current = JSON.parse(jobs);
-      const known = pieces.get(link);
-      if (known && !known.some(({ place }) => place === piece.place)) known.push(piece);
+      const collected = pieces.get(link);
+      if (collected && !collected.some(({ place }) => place === piece.place)) collected.push(piece);
       if (link !== current.link) return window.dash_clientside.no_update;
-      if (known.length < current.total && stopped !== link)
-        window.dash_clientside.set_props(`${name}-ask`, { data: `${known.length}#${link}` });
+      if (collected.length < current.total && stoppedLink !== link)
+        window.dash_clientside.set_props(`${name}-ask`, { data: `${collected.length}#${link}` });
       return show(link, current.total);
     },
     [`${name}Stop`]: (clicks) => {
-      if (clicks) stopped = asked;
+      if (clicks) stoppedLink = currentLink;
       return !!clicks;
     },
   };

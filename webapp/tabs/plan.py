@@ -14,7 +14,7 @@ from llmviewer.units import counted
 from ..page_state import shown_state
 from ..state import State
 from ..views import plan
-from ..views.plan import Found, Plans
+from ..views.plan import PlanResult, Plans
 from ..words import control_label
 from ._components import collected, panel, register_pieces, table
 
@@ -40,23 +40,23 @@ def content(plans: Plans, state: State) -> Component:
                "price of each device at which a simulation meets the targets.", className="soft"),
         table([plan.HEAD, *((dcc.Link(one.cells[0], href=one.link), *one.cells[1:]) for one in found)]) if found
         else html.P(none, className="alarm" if plans.is_complete else "soft"),
+        *([html.P("TTFT and TPOT: means with Poisson arrivals. Bound: USD/h at roofline lower bounds. Req/s: highest "
+                  "rate within the targets.", className="soft")] if found else []),
         *map(_commands, found),
+        *([html.P("Choose an engine for the commands that start servers.", className="soft")]
+          if found and not state.engine else []),
         *([html.Details([html.Summary(f"{len(reasons)} not possible"),
                          html.Ul([html.Li(one) for one in reasons], className="said")])] if reasons else []),
-        *([html.P("Bound: USD/h at roofline lower bounds. Req/s: highest rate within the targets.", className="soft")]
-          if found else []),
         *([html.P(f"Not used: {', '.join(unused)}.", className="soft")] if unused else []),
         html.P(["With all alternatives: ", html.Code(plan.plan_command(state))], className="soft"),
     )  # fmt: skip
 
 
-def _commands(one: Found) -> Component:
+def _commands(one: PlanResult) -> Component:
     """Commands that simulate and start servers, folded."""
-    starts = any(not words.startswith("llmviewer ") for _, words in one.commands)
     return html.Details([
         html.Summary(f"Commands for {one.name}, {one.quant}"),
         *(html.P([purpose, html.Br(), html.Code(words)]) for purpose, words in one.commands),
-        *([] if starts else [html.P("Choose an engine for the command that starts a server.", className="soft")]),
     ])  # fmt: skip
 
 

@@ -28,11 +28,9 @@ from ..cpu_limit import check_limit
 from ..errors import error_line
 from ..results import device, hardware_catalogue, model_of, setting_on
 from ..state import FILE_PREFIX, State
+from .serving import SERVER_FIELDS
 
 HEAD: Final = ("devices", "precision", "USD/h", "bound", "TTFT", "TPOT", "req/s")  # as reports.plans has it
-SHARED_FIELDS: Final = (  # of a state, that `llmviewer plan` has as options
-    "library", "engine", "memory_fraction", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
-)  # fmt: skip
 _UNUSED_FIELDS: Final = ("accounting", "mtp", "offload", "attention", "mla", "skew", "images")
 _NUMBERS: Final = ("usd_per_h", "bound_usd_per_h", "devices", "batch", "ttft_s", "tpot_s", "rate_within")
 _MAX_TEXT_CHARACTERS, _MAX_COMMANDS = 2000, 4
@@ -47,7 +45,7 @@ class PlanSearch:
 
 
 @frozen(kw_only=True)
-class Found:
+class PlanResult:
     """The lowest price that a search found. Numbers have the units of `llmviewer plan`; nan where unknown.
 
     name      devices in words
@@ -86,7 +84,7 @@ class Plans:
     reasons  why the other devices are impossible
     """
 
-    lowest: tuple[Found, ...]
+    lowest: tuple[PlanResult, ...]
     reasons: tuple[str, ...]
     is_complete: bool
 
@@ -142,7 +140,7 @@ def planned(state: State, place: int) -> dict[str, Any]:
 
 def _planned(state: State, one: PlanSearch) -> ServicePlan:
     setting = setting_on(state, state.on[0])  # which checks the techniques
-    shared = {name: value for name in SHARED_FIELDS if (value := getattr(state, name))}
+    shared = {name: value for name in SERVER_FIELDS if (value := getattr(state, name))}
     return plan(
         model_of(state) if state.model.startswith(FILE_PREFIX) else state.model, **_load(state),
         hardware=[device(state, one.device)], quants=[one.quant], techniques=tuple(map(str, setting.techniques)),
@@ -189,7 +187,7 @@ def plans_of(text: str | None, state: State) -> Plans:
     return Plans(lowest=tuple(by_price), reasons=impossible, is_complete=len(rows) == len(places))
 
 
-def _found(row: Mapping[str, Any], one: PlanSearch, state: State) -> Found:
+def _found(row: Mapping[str, Any], one: PlanSearch, state: State) -> PlanResult:
     numbers = {name: nan if row["numbers"][name] is None else float(row["numbers"][name]) for name in _NUMBERS}
     layout = parse_layout(str(row["layout"]))
     batch = min(max(round(numbers["batch"]), 1), 1024)
@@ -198,7 +196,7 @@ def _found(row: Mapping[str, Any], one: PlanSearch, state: State) -> Found:
         tp=layout.tp, pp=layout.pp, ep=layout.ep, dp=layout.dp, cp=layout.cp,
     ).with_files(state.files)  # fmt: skip
     commands = [(str(purpose), str(words)) for purpose, words in row["commands"][:_MAX_COMMANDS]]
-    return Found(
+    return PlanResult(
         device=one.device, quant=one.quant, name=str(row["name"])[:_MAX_TEXT_CHARACTERS], link=replica.link or "?",
         numbers=numbers,
         commands=tuple((purpose[:_MAX_TEXT_CHARACTERS], words[:_MAX_TEXT_CHARACTERS]) for purpose, words in commands),
@@ -209,7 +207,7 @@ def plan_command(state: State) -> str:
     """The command that makes the same plan; an uploaded model or device is a file that the user has."""
     defaults = State()
     hardware = [name.removeprefix(FILE_PREFIX) for name in dict.fromkeys(one.device for one in searches(state))]
-    changed = {name: getattr(state, name) for name in ("quant", *SHARED_FIELDS)
+    changed = {name: getattr(state, name) for name in ("quant", *SERVER_FIELDS)
                if getattr(state, name) != getattr(defaults, name)}  # fmt: skip
     changes = tuple(
         change if len(hardware) == 1 else f"{name}:{change}" for name in state.on for change in state.what_ifs(name)

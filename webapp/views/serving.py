@@ -36,10 +36,10 @@ _REQUESTS_OF_RATE, _TASKS_OF_RATE = 400, 50
 _MIN_REQUESTS: Final = 20
 _MAX_CALLS: Final = 1000  # of sessions and tasks: some two seconds
 _MAX_POINTS: Final = 64
-_PLANNED_FIELDS: Final = (  # that `llmviewer plan` has as options
-    "quant", "library", "engine", "memory_fraction", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
+SERVER_FIELDS: Final = (  # of a state, that `llmviewer simulate` and `llmviewer plan` have as options
+    "library", "engine", "memory_fraction", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
 )  # fmt: skip
-_SIMULATED_FIELDS: Final = (*_PLANNED_FIELDS, "attention", "mla", "skew", "tp", "pp", "ep", "dp", "cp")
+_SIMULATED_FIELDS: Final = ("quant", *SERVER_FIELDS, "attention", "mla", "skew", "tp", "pp", "ep", "dp", "cp")
 _UNSIMULATED_FIELDS: Final = ("accounting", "mtp", "offload")
 _OPTIONS: Final = {"skew": "expert_skew"}  # by the field of the state, where the names differ
 _MAX_REASON_CHARACTERS: Final = 300

@@ -54,11 +54,13 @@ document.addEventListener("click", async (event) => {
 });
 
 /* Letters go to the search of a list, wherever the focus is: the list moves it from its button to an option a moment after it
-   opens, and would lose what is typed meanwhile. */
+   opens, and would lose what is typed meanwhile. Nothing has the focus while the list draws that option anew. */
 let isSearching = false; // whether the last key was part of a search, as is a space then
 const searchList = (event) => {
   const focused = document.activeElement;
-  const wrapper = focused.closest(".dash-dropdown-wrapper");
+  const wrapper = focused === document.body
+    ? document.querySelector(".dash-dropdown-wrapper:has(.dash-dropdown-content)")
+    : focused.closest(".dash-dropdown-wrapper");
   const button = wrapper?.querySelector("button.dash-dropdown");
   const list = button && window.dash_component_api.getLayout(button.id)?.props;
   if (!list || list.searchable === false) return;

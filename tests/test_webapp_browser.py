@@ -399,9 +399,11 @@ def test_model_search_ranks_the_best_match_first(page, server):
         ("70b llama 3.3", "Llama 3.3 70B"),
     ):
         page.click("#model")
-        page.fill(".dash-dropdown-search", search)  # at once: keys of a browser under load may come late
+        page.keyboard.type(search)  # before the list has drawn its search
         page.wait_for_function(
-            "first => document.querySelector('.dash-dropdown-option')?.innerText.startsWith(first)", arg=first
+            "([text, first]) => document.querySelector('.dash-dropdown-search')?.value === text"
+            " && document.querySelector('.dash-dropdown-option')?.innerText.startsWith(first)",
+            arg=[search, first],
         )
         page.keyboard.press("Escape")
         page.wait_for_selector(".dash-dropdown-content", state="detached")

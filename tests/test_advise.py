@@ -163,8 +163,8 @@ def test_report_lists_untried_and_impossible_techniques(capsys):
     text = " ".join(capsys.readouterr().out.replace("-\n", "-").split())
     assert (
         "Not tried, because they need a parameter (--with NAME:PARAMETER=VALUE): phrase-copying (phrases: phrases that "
-        "a step scores); sparse-activation (share: fraction of the tokens that attend); window (size: last tokens that a "
-        "query sees); lengths (file: text file with one length per "
+        "a step scores); sparse-activation (share: fraction of the tokens that attend); window (size: last tokens that "
+        "a query sees); lengths (file: text file with one length per "
         "line); structured-pruning (heads, ffn, experts, layers or hidden below 1). Not "
         "possible here: denoising (llama-3.1-8b generates token by token; it is for "
         "models without a KV cache); encoder-exit (llama-3.1-8b is no encoder of text alone; give early-exit for "

@@ -51,9 +51,9 @@ def fitted(lines: Sequence[Sequence[str]], *, left: Collection[int], width: int)
     head, *body = lines
     limits = []
     for j, name in enumerate(head):
-        longest_part = max(map(len, _BREAK.split(name)))
-        limits.append(max(longest_part, *(len(line[j]) for line in body)) if body else len(name))
-        excess -= max(len(name), *(len(line[j]) for line in body)) - limits[-1] if body else 0
+        widths = [len(line[j]) for line in body]
+        limits.append(max([*map(len, _BREAK.split(name)), *widths]))
+        excess -= max([len(name), *widths]) - limits[-1]
     while excess > 0 and (wide := [j for j in left if limits[j] > _MIN_WORD_WIDTH]):
         limits[max(wide, key=limits.__getitem__)] -= 1
         excess -= 1

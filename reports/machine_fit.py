@@ -100,9 +100,11 @@ def remarks(result: MachineFit) -> list[str]:
     """Models that were not evaluated, do not fit, are too slow, or have shorter contexts."""
     sentences = []
     if result.unevaluated:
+        count = len(result.unevaluated)
+        verb = "was" if count == 1 else "were"
         sentences.append(
-            f"{len(result.unevaluated)} smaller models were not evaluated: --all lists them, --model NAME those "
-            "whose names begin with NAME."
+            f"{counted(count, 'smaller model')} {verb} not evaluated: --all lists all, --model NAME those whose names "
+            "begin with NAME."
         )
     if result.too_large:
         count = len(result.too_large)
@@ -114,7 +116,9 @@ def remarks(result: MachineFit) -> list[str]:
         reasons = dict.fromkeys(reason for _, reason in result.refused)
         sentences.append(f"Cannot run: {_some([name for name, _ in result.refused])} ({'; '.join([*reasons][:2])}).")
     if result.short:
-        sentences.append(f"{len(result.short)} models have a shorter context than {result.context:,} tokens.")
+        count = len(result.short)
+        verb = "has" if count == 1 else "have"
+        sentences.append(f"{counted(count, 'model')} {verb} a shorter context than {result.context:,} tokens.")
     return sentences
 
 

@@ -170,7 +170,7 @@ def _columns(table: Table, width: int) -> str:
     lines = [line for parts in broken for line in parts]
     keys = max(next((i for i, head in enumerate(table.head) if head not in table.words), 1), 1)
     texts = []
-    for indices in [list(range(len(table.head)))] if fits else blocks(lines, keys=keys, width=width):
+    for indices in blocks(lines, keys=keys, width=width):
 
         def style(line: int, column: int, text: str, indices: list[int] = indices) -> str:
             if not places[line] or not text.strip():

@@ -274,6 +274,7 @@ def test_spearman_by_hand():
         ({"max_devices": None}, "max_devices must be a whole number of at least 1; got None"),
         ({"max_devices": 1025}, "max_devices must be at most 1024; got 1025"),
         ({"quants": None}, "quants must be text, or a list of such; got None"),
+        ({"quants": []}, "quants: nothing to choose from"),
         ({"hardware": 0}, "hardware must be text or a Hardware, or a list of such; got 0"),
         ({"hardware": []}, "hardware: nothing to choose from"),
         ({"model": -1}, "model must be text or a Model; got -1"),

@@ -77,7 +77,7 @@ def test_the_printed_command_gives_the_numbers_of_the_row(capsys, device, engine
 
 def test_an_engine_that_has_a_precision_is_chosen_and_one_that_has_not_is_refused():
     assert fit("rtx-4090", models=["qwen3-8b"], quants=["fp8"]).engine.name == "vllm"
-    assert fit("rtx-4090", models=["qwen3-8b"], quants=["Q4_K_M"]).engine.name == "llama.cpp"
+    assert fit("rtx-4090", models="qwen3-8b", quants="Q4_K_M").engine.name == "llama.cpp"  # one need not be a list
     assert fit("m4-max", models=["qwen3-8b"], quants=["W4A16g64"]).engine.name == "mlx"
     for device, options in (("rtx-4090", {"engine": "llama.cpp"}), ("m4-max", {})):
         with pytest.raises(InputError, match=r"^quants: (llama\.cpp|MLX) has no weights in fp8, .*or another engine$"):
@@ -171,7 +171,7 @@ def test_models_with_a_shorter_context_are_left_out():
     result = fit("rtx-4090", models=["gpt2"])
     assert "gpt2" in result.short
     assert not result.fitting
-    assert REPORT.text(result)
+    assert "1 model has a shorter context than 8,192 tokens." in REPORT.text(result)
 
 
 def test_the_device_of_this_machine_is_found(monkeypatch):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from textwrap import fill
-
 import click
 
 from .._layout import data_dir
@@ -22,10 +20,12 @@ def docs(page: str | None) -> None:
     paths = (*sorted(folder.glob("*.md")), *sorted(folder.glob("tutorials/*.md")))
     pages = {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
     if page is None:
+        from ..reports.tables import filled
+
         width = max(map(len, pages))
         heads = {name: path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for name, path in pages.items()}
         lines = (
-            fill(head, shared.width(), initial_indent=f"{name:<{width}}  ", subsequent_indent=" " * (width + 2))
+            filled(head, shared.width(), first=f"{name:<{width}}  ", others=" " * (width + 2))
             for name, head in heads.items()
         )
         shared.emit("".join(f"{line}\n" for line in lines), None)

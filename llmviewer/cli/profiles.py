@@ -29,9 +29,7 @@ _LEFT_ALIGNED: Final = (0, 1, 2, 3)
 def profiles(name: str | None, form: str) -> None:
     """List measured kernel libraries and their errors.
 
-    Lists all fits, or those of NAME, a device or a library, by family and data type. rows: measurements of the fit;
-    error: mean error of expected times on held-out shapes; <20us: that of kernels under 20 us. bf16/fp8: data types of
-    queries and KV cache.
+    Lists all fits, or those of NAME, a device or a library, by family and data type.
     """
     from ..devices.files import hardware_names, load_hardware
     from ..expectation.profile import profiles as every

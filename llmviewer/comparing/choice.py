@@ -205,6 +205,8 @@ def choose(
         whole_number("max_devices", all_options["max_devices"]),
         load_model(model) if isinstance(model, str) else model,
     )
+    if not precisions:
+        raise InputError("quants: nothing to choose from")
     if precisions == QUANTS:
         precisions = narrower(loaded_model, precisions)
     if device_limit > _MAX_TENSOR_PARALLELISM:

@@ -204,7 +204,7 @@ def fit(
         raise InputError(f"tokens_per_s must be at least 0; got {tokens_per_s:g}")
     values = arguments.with_defaults(options, MachineOptions)
     device = loaded(local_device() if hardware is None else hardware, values["hardware_set"])
-    quants = values["quants"]
+    quants = arguments.as_values("quants", values["quants"])
     narrow = [text for text in quants if not _in_blocks(text)]
     engine = engine_on(values["engine"], device) if values["engine"] else _engine_of(device, local=not narrow)
     if narrow and engine and engine.name in LOCAL_PRECISIONS:
@@ -214,7 +214,7 @@ def fit(
         )
     precisions = tuple(_WeightFormat(text, 0) for text in quants) or _precisions_of(engine)
     search = _Search(device=device, engine=engine, context=length, target=tokens_per_s, precisions=precisions)
-    shapes = _shapes(_named(models))
+    shapes = _shapes(_named(arguments.as_values("models", models)))
     short = [one.name for group in shapes for one in group if one.max_context and one.max_context < length]
     shapes = [group for group in shapes if not (group[0].max_context and group[0].max_context < length)]
     fitting: list[Fitting] = []

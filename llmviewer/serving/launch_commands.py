@@ -398,10 +398,10 @@ class _CommandFacts:
 
     @staticmethod
     def _gpu_layers(setting: Setting) -> str:
-        """Layers on the GPU: those that the host does not compute, and the head."""
-        count = setting.model.graph.layers
+        """Layers on the GPU: those that the host does not compute, and the head; "" without a GPU."""
         if setting.hardware.kind == "cpu":
             return ""
+        count = setting.model.graph.layers
         if setting.placement.layers and not is_second_gpu(setting.host):
             return str(max(count - setting.placement.layers, 0) + 1)
         return "all" if setting.offload.weights == 0 else "auto"

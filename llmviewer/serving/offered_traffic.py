@@ -176,9 +176,7 @@ def length_distributions(options: DrawnLengthOptions) -> tuple[Lengths, Lengths]
 
 
 def _lengths(name: str, value: int | str | None) -> Lengths:
-    return parse_lengths(
-        _DEFAULT_LENGTHS[name] if value is None else value if isinstance(value, str) else f"{value}", name
-    )
+    return parse_lengths(_DEFAULT_LENGTHS[name] if value is None else str(value), name)
 
 
 def check_requests(count: int) -> int:

@@ -103,11 +103,12 @@ def at_percentile(values: Times, percentile: float | None) -> float:
 
 def _goal(name: str, value: object) -> tuple[float, float | None]:
     """Time of a goal [s], and the percentile that it limits."""
-    text = str(inf if value is None else value)
+    limit_s = inf if value is None else value
+    text = str(limit_s)
     *statistics, time = text.split("=")
     with suppress(ValueError):
         (percentile,) = map(_percentile, statistics or [_DEFAULT_STATISTIC])
-        return inf if value in (None, inf) else time_s(time), percentile
+        return inf if limit_s == inf else time_s(time), percentile
     raise InputError(
         f"{name} must be a positive time, {TIME_EXAMPLES}, of a percentile or the mean, p99=0.5 or mean=0.5; "
         f"got {text!r}"

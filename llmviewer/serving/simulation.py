@@ -69,7 +69,8 @@ def simulate(
     Raises InputError if an argument is invalid, or a request does not fit the memory.
     """
     values = arguments.with_defaults(options, SimulationArguments)
-    goals, years, transfer = Goals.of(values), values["years"], transfer_of(values)
+    goals, years = Goals.of(values), values["years"]
+    transfer, link = transfer_of(values)
     arguments.check_positive(years=years)
     prefill_replicas = _prefill_replicas(values)
     seed, workers = whole_number("seed", values["seed"], least=0), whole_number("workers", workers)
@@ -110,10 +111,9 @@ def simulate(
     if prefill_replicas:
         if values["prefill_layout"] is not None:
             prefill_setting = replace(prefill_setting, layout=layout_of({"layout": values["prefill_layout"]})).agreed()
-        when, link = transfer
         run = partial(
             _simulate_disaggregated, prefill_setting, replace(setting, decodes_only=True), run_options,
-            prefill_replicas=prefill_replicas, overlapped=when is KvTransfer.OVERLAPPED,
+            prefill_replicas=prefill_replicas, overlapped=transfer is KvTransfer.OVERLAPPED,
             travel_s=transfer_s(prefill_setting, setting, run_options["traffic"], link),
         )  # fmt: skip
     elif models:

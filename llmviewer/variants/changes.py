@@ -310,7 +310,7 @@ def _operands(setting: Setting, fmt: Format) -> Iterator[Change]:
     cache = fmt if survey else None
     if not any(_as_narrow(operands, fmt) for operands in _weights(setting)):
         pair = notation(Scheme(weight=fmt, activation=fmt, kv_cache=cache))
-        yield _precision(pair, PRECISIONS["fp8"] if pair == "fp8" else f"{fmt} weights and activations")
+        yield _precision(pair, PRECISIONS.get(pair, f"{fmt} weights and activations"))
     elif not survey or (scheme.weight and not parts):  # survey accounting has one precision for all
         yield _precision(notation(Scheme(activation=fmt, kv_cache=cache)), f"{fmt} activations")
 

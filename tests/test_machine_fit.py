@@ -171,7 +171,8 @@ def test_models_with_a_shorter_context_are_left_out():
     result = fit("rtx-4090", models=["gpt2"])
     assert "gpt2" in result.short
     assert not result.fitting
-    assert "1 model has a shorter context than 8,192 tokens." in REPORT.text(result)
+    assert "4 models have a shorter context than 8,192 tokens." in REPORT.text(result)
+    assert "1 model has a shorter context than" in REPORT.text(fit("rtx-4090", models="gpt2-xl"))
 
 
 def test_the_device_of_this_machine_is_found(monkeypatch):

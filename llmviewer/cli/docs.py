@@ -25,7 +25,7 @@ def docs(page: str | None) -> None:
         width = max(map(len, pages))
         heads = {name: path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for name, path in pages.items()}
         lines = (
-            filled(head, shared.width(), first=f"{name:<{width}}  ", others=" " * (width + 2))
+            filled(head, shared.table_width(), first=f"{name:<{width}}  ", others=" " * (width + 2))
             for name, head in heads.items()
         )
         shared.emit("".join(f"{line}\n" for line in lines), None)

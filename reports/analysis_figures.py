@@ -29,7 +29,7 @@ from .drawing import (
 from .phrases import between, memory_margin, per_device, phase_title
 from .roofline_points import OTHER, Piece, pieces
 
-_BAR_PAIRS: Final = "dark bars are lower bounds, light ones expected times"
+_BAR_PAIRS: Final = "solid bars are lower bounds, faint ones expected times"
 _EXPECTED_OPACITY: Final = 0.5
 _HATCHING: Final = {"fillmode": "overlay", "fgcolor": "white", "size": 8, "solidity": 0.3}
 

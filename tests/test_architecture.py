@@ -6,6 +6,8 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import llmviewer
+
 from .cases import for_each
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -128,10 +130,17 @@ def test_private_modules_are_imported_within_their_folder_alone():
         own = dotted(path) if path.name == "__init__.py" else dotted(path).rpartition(".")[0]
         for name, line, _ in imported(path):
             folder, private, _ = name.partition("._")
-            if folder == "llmviewer.webapp.tabs":
-                folder = "llmviewer.webapp"  # what the frame of the page and its tabs share
             if private and folder not in ("", "llmviewer"):
                 assert f"{own}.".startswith(f"{folder}."), f"{path.relative_to(ROOT)}:{line} imports {name}"
+
+
+def test_scripts_import_modules_that_are_there():
+    modules = {dotted(path) for path in FILES}
+    scripts = [path for folder in ("benchmarks", "tests/oracle") for path in sorted((ROOT / folder).glob("*.py"))]
+    names = [(path.name, line, name) for path in scripts for name, line, _ in imported(path)]
+    ours = [(*place, name) for *place, name in names if name.startswith("llmviewer.")]
+    assert len(ours) > 100
+    assert [one for one in ours if one[-1] not in modules and one[-1].partition(".")[2] not in llmviewer.__all__] == []
 
 
 def test_names_of_classes_are_unique():

@@ -35,7 +35,7 @@ from .settings import Settings
 from .state import MAX_FILES, File
 from .state import State as PageState
 from .tabs import TABS
-from .tabs._components import register_clientside
+from .tabs.components import register_clientside
 from .tabs.timeline import TRACE
 from .views import compare, overview
 

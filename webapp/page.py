@@ -14,7 +14,7 @@ from . import controls
 from .results import DeviceResult
 from .state import State
 from .tabs import TABS, network, timeline
-from .tabs._components import cards, panel, table, with_loading
+from .tabs.components import cards, panel, table, with_loading
 from .views import overview
 from .words import CONTROLS, LOWER_BOUND_SIGN
 

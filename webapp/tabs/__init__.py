@@ -7,6 +7,6 @@ from importlib import import_module
 from typing import Final
 
 from .. import state
-from ._components import Tab
+from .components import Tab
 
 TABS: Final[Mapping[str, Tab]] = {name: import_module(f".{name}", __name__).TAB for name in state.TABS}

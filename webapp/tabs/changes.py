@@ -18,7 +18,7 @@ from ..results import device_results
 from ..state import MAX_PINS, State
 from ..views import changes
 from ..views.changes import CandidateChange, CandidateGains
-from ._components import panel, with_loading
+from .components import panel, with_loading
 
 _PLACE, _ALL_TECHNIQUES = "changes", "more-changes"
 _MAX_UNFOLDED_CHANGES: Final = 5

@@ -23,7 +23,7 @@ from ..results import DeviceResult
 from ..state import MAX_NAME_CHARACTERS, MAX_PINS, State, pin_name, renamed_pin
 from ..views import compare
 from ..views.compare import PinnedSetting
-from ._components import Tab, figure_panel, panel, register_csv, report_table
+from .components import Tab, figure_panel, panel, register_csv, report_table
 
 _HOW_TO_COMPARE: Final = (
     "Pin this setting and change a control, select several devices, or follow a compare link on the overview."

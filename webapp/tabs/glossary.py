@@ -10,7 +10,7 @@ from dash.development.base_component import Component
 from ..results import DeviceResult
 from ..state import State
 from ..words import CONTROLS, GLOSSARY, Term
-from ._components import Tab, panel
+from .components import Tab, panel
 
 
 def show(_results: tuple[DeviceResult, ...], _state: State) -> Component:

@@ -13,7 +13,7 @@ from ..page_state import shown_state
 from ..results import device_results
 from ..views.inspector import OperatorDetails, operator_details
 from ..words import LOWER_BOUND_SIGN
-from ._components import badge, panel, table
+from .components import badge, panel, table
 
 _ELEMENT_ID: Final = "inspector"
 

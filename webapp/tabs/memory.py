@@ -12,7 +12,7 @@ from llmviewer.reports.side_by_side import memory_table
 from ..results import DeviceResult
 from ..state import State
 from ..views import memory
-from ._components import Tab, figure_panel, panel, report_table
+from .components import Tab, figure_panel, panel, report_table
 
 
 def show(results: tuple[DeviceResult, ...], state: State) -> Component:

@@ -15,7 +15,7 @@ from ..results import DeviceResult, device_results
 from ..state import State
 from ..views import network
 from . import inspector
-from ._components import Tab, panel, register_clientside, with_loading
+from .components import Tab, panel, register_clientside, with_loading
 
 _GREY: Final = "#7d8790"  # legible in the light and the dark color scheme
 _SHAPES: Final = [

@@ -17,7 +17,7 @@ from ..state import State
 from ..views import overview
 from ..words import LOWER_BOUND_SIGN, UPPER_BOUND_SIGN
 from . import changes, inspector
-from ._components import TAB_KEY_LEAVES_GRID, Tab, figure_panel, panel, register_clientside
+from .components import TAB_KEY_LEAVES_GRID, Tab, figure_panel, panel, register_clientside
 
 _SI: Final = {"function": "amount(params.value)"}
 _SECONDS: Final = {"function": "duration(params.value)"}

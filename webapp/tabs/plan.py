@@ -16,7 +16,7 @@ from ..state import State
 from ..views import plan
 from ..views.plan import PlanResult, Plans
 from ..words import control_label
-from ._components import collected, panel, register_pieces, table
+from .components import collected, panel, register_pieces, table
 
 
 def places(state: State) -> list[Component]:

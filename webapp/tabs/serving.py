@@ -30,7 +30,7 @@ from ..state import State
 from ..views import serving
 from ..words import ORDER_LABELS
 from . import plan
-from ._components import (
+from .components import (
     Tab,
     collected,
     figure_panel,

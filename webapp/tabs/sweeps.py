@@ -13,7 +13,7 @@ from ..errors import error_line
 from ..results import DeviceResult
 from ..state import State
 from ..views import sweep_curves, sweeps
-from ._components import Tab, figure_panel, panel, register_csv, table
+from .components import Tab, figure_panel, panel, register_csv, table
 
 _PAPER: Final = {  # settings of "LLM Inference Unveiled" (arXiv:2402.16363), whose figures these are
     "figure-4": "?model=llama-2-7b&on=rtx-a6000&phase=prefill&prompt=2048&accounting=survey",

@@ -26,7 +26,7 @@ from ..results import DeviceResult, device_results
 from ..state import State
 from ..views import timeline
 from ..views.timeline import DroppedTrace
-from ._components import Tab, figure_panel, panel, register_clientside, report_parts, with_code, with_loading
+from .components import Tab, figure_panel, panel, register_clientside, report_parts, with_code, with_loading
 
 TRACE: Final = "LLMVIEWER_TRACE"  # key of the server's configuration: path of a trace given at the start
 _MAX_MB, _MAX_UNPACKED_MB = timeline.MAX_TRACE_BYTES / 1e6, timeline.MAX_UNPACKED_BYTES / 1e6

@@ -19,7 +19,7 @@ from ..results import DeviceResult
 from ..state import State
 from ..views import uploads, validation
 from ..views.uploads import ScoredMeasurements
-from ._components import (
+from .components import (
     TAB_KEY_LEAVES_GRID,
     Tab,
     csv_download,

@@ -212,9 +212,9 @@ def compare(
 
     batch         one number or several; bottlenecks are those of the first. "max": the largest that fits, cell by cell
     layout        degrees of parallelism as in analyze(); one or several
-    years         time of continuous use over which a purchase price is spread; None: only cloud prices count
     progress      called with the number of finished combinations of model, precision and layout, and of all
 
+    The options apply to all cells, as in analyze(). `hardware_set` changes every device, or one, as in
     "l40s:price.cloud=1 USD/h"; `bound` takes a tenth of the time.
 
     Raises InputError if an argument is invalid or given twice. A cell is refused, with the reason, if its device lacks

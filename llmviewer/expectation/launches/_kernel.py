@@ -59,15 +59,15 @@ class LibraryKernel:
         """
         family = FAMILIES[self.family]
         defaults = {**dict.fromkeys(family.columns, 0.0), **family.optional}
-        columns = {key: np.asarray(self.shapes.get(key, default), dtype=float) for key, default in defaults.items()}
         count = np.count_nonzero(chosen)
+
+        def column(value: Array) -> Array:
+            if not value.ndim:
+                return np.full(count, value)
+            return (value if value.shape == chosen.shape else np.full(chosen.shape, value))[chosen]
+
         return {
-            key: column[chosen]
-            if column.shape == chosen.shape
-            else np.full(chosen.shape, column)[chosen]
-            if column.ndim
-            else np.full(count, column)
-            for key, column in columns.items()
+            key: column(np.asarray(self.shapes.get(key, default), dtype=float)) for key, default in defaults.items()
         }
 
 

@@ -39,11 +39,11 @@ from llmviewer.expectation.index import index
 from llmviewer.expectation.transfer import Estimator, select_fits
 from llmviewer.model_files import load_model, model_names
 
-START_LIMITS = {  # times importing numpy; in six runs 0.54-0.56, 0.70-0.73, 0.68-0.72, 2.74-2.88, 3.62-3.88
+START_LIMITS = {  # times importing numpy; in six runs 0.54-0.56, 0.70-0.74, 0.68-0.72, 2.74-2.88, 3.62-3.88
     "--help": 0.65,
     "models": 0.9,
     "hardware": 0.9,
-    "analyze": 3.05,
+    "analyze": 3.0,
     "analyze DeepSeek-V3": 4.1,
 }
 EXTRACT_LIMIT = 0.5  # times importing numpy, for the slowest model: Kimi K3, few of whose 93 layers are alike
